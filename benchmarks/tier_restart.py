@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ostinato.runner.model_resolver import resolve_model
+from ostinato.runner.checkpoints.model_resolver import resolve_model
 
 TENANT = "verona"
 LIMIT = "256MiB"

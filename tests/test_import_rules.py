@@ -55,19 +55,11 @@ def test_the_public_classes_load_nothing_that_only_a_model_needs():
     statement = "from ostinato import LLM, AsyncLLM, SamplingParams"
     assert loaded_after(statement).isdisjoint(
         {
-            "transformers.modeling_utils",
-            "transformers.models",
-            "torch._dynamo",
-            "torch.distributed.tensor",
-            "torch.distributed.fsdp",
-            "torch.distributed.checkpoint",
-            "accelerate",
-            "sympy",
-            "matplotlib",
-            "scipy",
-            "ray",
+            "transformers.modeling_utils", "transformers.models", "torch._dynamo",
+            "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint",
+            "accelerate", "sympy", "matplotlib", "scipy", "ray",
         }
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -23,12 +23,7 @@ from ostinato.cli.options.setting_texts import (
 )
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.errors import ConfigError
-from ostinato.core.setting import (
-    check_settings,
-    choices_of,
-    setting_fields,
-    value_types,
-)
+from ostinato.core.setting import check_settings, choices_of, setting_fields, value_types
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import EngineSettings
 from ostinato.former_names import old_names_of
@@ -257,7 +252,7 @@ def test_messages_name_options_by_their_present_names():
     """What an error or a help text tells a user to set, there is."""
     click_app: Any = typer.main.get_command(app)
     shown = {"--help", *shown_options(click_app)}
-    pip = SOURCE / "runner/fetched_models.py"
+    pip = SOURCE / "runner/checkpoints/fetched_models.py"
     texts = {path: path.read_text() for path in SOURCE.rglob("*.py") if path != pip}
     unknown = {
         f"{path.name}: {name}"

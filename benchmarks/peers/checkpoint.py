@@ -86,8 +86,8 @@ def make_smollm2(folder: Path) -> Path:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    from ostinato.runner.fetched_models import fetched_file
-    from ostinato.runner.gguf_file import open_gguf
+    from ostinato.runner.checkpoints.fetched_models import fetched_file
+    from ostinato.runner.checkpoints.gguf_file import open_gguf
 
     path = fetched_file("smollm2")
     folder.mkdir(parents=True, exist_ok=True)

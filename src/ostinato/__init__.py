@@ -83,40 +83,14 @@ _HOMES = {
 }
 
 __all__ = [
-    "ANTHROPIC_1H",
-    "ANTHROPIC_5M",
-    "LLM",
-    "OPENAI_24H",
-    "PINNED",
-    "AsyncEngineArgs",
-    "AsyncLLM",
-    "ChoiceOutput",
-    "ClassificationRequestOutput",
-    "CompletionOutput",
-    "EmbeddingRequestOutput",
-    "EngineArgs",
-    "EraseReceipt",
-    "Explanation",
-    "LeaseReceipt",
-    "LeaseStatus",
-    "LeaseTerms",
-    "LoRARequest",
-    "MissReason",
-    "PoolingParams",
-    "PromptType",
-    "RequestOutput",
-    "RequestOutputKind",
-    "SamplingParams",
-    "ScoringRequestOutput",
-    "SpanOutcome",
-    "StructuredOutputs",
-    "StructuredOutputsParams",
-    "TenantShare",
-    "TextPrompt",
-    "ThinkingBudget",
-    "TokensPrompt",
-    "__version__",
-]
+    "ANTHROPIC_1H", "ANTHROPIC_5M", "LLM", "OPENAI_24H", "PINNED", "AsyncEngineArgs", "AsyncLLM",
+    "ChoiceOutput", "ClassificationRequestOutput", "CompletionOutput", "EmbeddingRequestOutput",
+    "EngineArgs", "EraseReceipt", "Explanation", "LeaseReceipt", "LeaseStatus", "LeaseTerms",
+    "LoRARequest", "MissReason", "PoolingParams", "PromptType", "RequestOutput",
+    "RequestOutputKind", "SamplingParams", "ScoringRequestOutput", "SpanOutcome",
+    "StructuredOutputs", "StructuredOutputsParams", "TenantShare", "TextPrompt", "ThinkingBudget",
+    "TokensPrompt", "__version__",
+]  # fmt: skip
 
 
 SPINS = "2000"

@@ -34,7 +34,8 @@ Catch as much or as little of it as you want::
 Every message names the value, the limit and the setting to change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ostinato.core.errors import (
@@ -52,40 +53,16 @@ from ostinato.core.errors import (
     TableOverrun,
     TokenOutOfRange,
     WrongThread,
-    naming,
 )
 
 __all__ = [
-    "BrokenCheckpoint",
-    "BrokenTrace",
-    "CacheInUse",
-    "CacheMisuse",
-    "ConcurrentCall",
-    "ConfigError",
-    "DuplicateRequest",
-    "EmptyPrompt",
-    "EngineError",
-    "EngineStopped",
-    "ForkedProcess",
-    "InvalidIdentity",
-    "InvalidSamplingParams",
-    "MissingTokenizer",
-    "ModelError",
-    "ModelNotFound",
-    "OstinatoError",
-    "PromptTooLong",
-    "ReleasedTable",
-    "RequestError",
-    "StaleMatch",
-    "StepFailed",
-    "StepInProgress",
-    "TableOverrun",
-    "TokenOutOfRange",
-    "UnsupportedCall",
-    "UnsupportedModel",
-    "WrongThread",
-    "naming",
-]
+    "BrokenCheckpoint", "BrokenTrace", "CacheInUse", "CacheMisuse", "ConcurrentCall", "ConfigError",
+    "DuplicateRequest", "EmptyPrompt", "EngineError", "EngineStopped", "ForkedProcess",
+    "InvalidIdentity", "InvalidSamplingParams", "MissingTokenizer", "ModelError", "ModelNotFound",
+    "OstinatoError", "PromptTooLong", "ReleasedTable", "RequestError", "StaleMatch", "StepFailed",
+    "StepInProgress", "TableOverrun", "TokenOutOfRange", "UnsupportedCall", "UnsupportedModel",
+    "WrongThread", "naming",
+]  # fmt: skip
 
 
 class ModelError(OstinatoError):
@@ -155,3 +132,12 @@ class EngineStopped(EngineError):
 
 class ForkedProcess(EngineStopped):
     """The engine was made before this process was forked; its threads stayed in the parent."""
+
+
+@contextmanager
+def naming(part: str, number: int) -> Iterator[None]:
+    """Name one part of many, such as ``text 12``, in the error that refuses it."""
+    try:
+        yield
+    except RequestError as error:
+        raise type(error)(f"{part} {number} (counted from 0): {error}") from error

@@ -11,7 +11,7 @@ import pytest
 
 from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
 from ostinato.core.plan import StepPlan, StepResult
-from ostinato.runner.model_resolver import resolve_model
+from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.model_runner import ModelRunner
 from tests.support.adapters import save_adapter
 
@@ -192,15 +192,10 @@ def test_every_setting_of_the_engine_reaches_it(terminal: Terminal, watch: Engin
     result = terminal.run(
         *("generate", "To be", "--max-tokens", "2", "--dtype", "float32", "--index", "hash"),
         *(
-            "--block-size",
-            "8",
-            "--kv-cache-memory",
-            "64KiB",
-            "--max-model-len",
-            "10",
+            "--block-size", "8", "--kv-cache-memory", "64KiB", "--max-model-len", "10",
             "--no-enable-prefix-caching",
         ),
-    )
+    )  # fmt: skip
     [engine] = watch.engines
 
     assert result.exit_code == 0

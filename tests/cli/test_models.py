@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from ostinato.errors import ModelNotFound
-from ostinato.runner import fetched_models
-from ostinato.runner.fetched_models import FETCHED_MODELS, fetch
-from ostinato.runner.model_resolver import resolve_model
+from ostinato.runner.checkpoints import fetched_models
+from ostinato.runner.checkpoints.fetched_models import FETCHED_MODELS, fetch
+from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.weight_cache.entry import EntryWriter
 from ostinato.runner.weight_cache.folder import cache_folder
 

@@ -9,7 +9,7 @@ from unittest import mock
 import httpx
 import openai
 
-from ostinato.runner.model_resolver import resolve_model
+from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.server.state import ServerState
 from tests.support.adapters import save_adapter
 from tests.support.served_process import served

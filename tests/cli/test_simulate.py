@@ -131,13 +131,8 @@ def test_wrong_options_are_refused_by_name_before_the_work(terminal: Terminal, t
 
 def test_a_cache_beyond_all_measure_is_one_that_never_evicts(terminal: Terminal, trace):
     how = (
-        "-p",
-        "lru,reuse_hazard",
-        "-c",
-        "100,99999999999999",
-        "--timed-capacity",
-        "99999999999999",
-    )
+        "-p", "lru,reuse_hazard", "-c", "100,99999999999999", "--timed-capacity", "99999999999999",
+    )  # fmt: skip
     figures = json.loads(terminal.show("simulate", trace, *how, "--json"))
     assert figures["capacities"] == [100, 99999999999999]
     assert figures["hit_ratio"]["reuse_hazard"][1] == figures["unbounded"]

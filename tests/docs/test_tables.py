@@ -22,6 +22,12 @@ def test_the_tables_of_settings_are_those_of_the_code():
     assert set(re.findall(r"<!-- settings: (\w+) -->", SETTINGS)) == set(script["KINDS"])
 
 
+def test_the_table_of_metrics_is_that_of_the_code():
+    """``python scripts/metrics_page.py`` writes it."""
+    page = (ROOT / "docs/observing.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(ROOT / "scripts/metrics_page.py"))["with_table"](page) == page
+
+
 def test_the_models_page_names_the_families_that_are_tested_exactly():
     """No more and no fewer than the tests build."""
     [sentence] = re.findall(r"^Tested, .*$", MODELS, re.MULTILINE)

@@ -19,25 +19,11 @@ from tests.docs.reading import ROOT
 PAGE = (ROOT / "docs/vllm.md").read_text(encoding="utf-8")
 
 SAME_SETTINGS = [
-    "model",
-    "revision",
-    "tokenizer",
-    "generation_config",
-    "override_generation_config",
-    "dtype",
-    "kv_cache_dtype",
-    "seed",
-    "block_size",
-    "max_model_len",
-    "max_logprobs",
-    "stream_interval",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enable_prefix_caching",
-    "enable_lora",
-    "max_loras",
+    "model", "revision", "tokenizer", "generation_config", "override_generation_config", "dtype",
+    "kv_cache_dtype", "seed", "block_size", "max_model_len", "max_logprobs", "stream_interval",
+    "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "enable_lora", "max_loras",
     "max_lora_rank",
-]
+]  # fmt: skip
 NEW_SAMPLING = ("bad_words_ids", "truncate_prompt_tokens", "readout", "drafts", "thinking_budget")
 """Parameters that vLLM's ``SamplingParams`` does not have, or no longer."""
 

@@ -13,16 +13,8 @@ from tests.support.engines import assert_idle, make_llm
 from tests.support.model_families import VOCAB_SIZE
 
 __all__ = [
-    "bard",
-    "checkpoints",
-    "expected",
-    "listen",
-    "llm",
-    "make_llm",
-    "new_llm",
-    "publish",
-    "tier",
-]
+    "bard", "checkpoints", "expected", "listen", "llm", "make_llm", "new_llm", "publish", "tier",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from ostinato.engine.api.adapter_api import remove_adapter
 from ostinato.engine.loop.adapters import Adapters
 from ostinato.engine.loop.kv_events_wire import BatchEncoder, BlockStored, decode
 from ostinato.engine.requests.prompts import parse_prompt
-from ostinato.runner.model_resolver import resolve_model
+from ostinato.runner.checkpoints.model_resolver import resolve_model
 from tests.engine.tiered import slow_computing
 from tests.support.adapters import INVOCATION, adapters, save_adapter
 from tests.support.checkpoints import Checkpoints, checkpoints

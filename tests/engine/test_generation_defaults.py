@@ -13,7 +13,7 @@ from ostinato.engine.requests.generation_defaults import GenerationDefaults
 from ostinato.engine.requests.read_defaults import read_defaults
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.runner.fetched_models import FETCHED_MODELS
+from ostinato.runner.checkpoints.fetched_models import FETCHED_MODELS
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
 

@@ -229,7 +229,7 @@ def test_no_offer_is_taken_without_an_answer_twice_or_under_another_identity():
 def test_requests_that_keep_nothing_are_offered_nothing(how: dict[str, Any]):
     idle = Idle()
     idle.ask("one", ANSWERED, **how)
-    assert not idle.rebase.is_wanted("one")
+    assert not idle.rebase.is_prepared("one")
     assert not idle.offer("one", HEAD)
 
 
@@ -318,7 +318,7 @@ def test_a_tenant_that_uses_less_than_a_third_is_left_alone(monkeypatch: pytest.
         idle.ask(f"edit {number}", turn + "Abbbbbbb", tenant="a")
     assert idle.rebase.counts.stopped == 1
     idle.ask("last", ANSWERED, tenant="a")
-    assert not idle.rebase.is_wanted("last")
+    assert not idle.rebase.is_prepared("last")
     assert not idle.offer("last", HEAD, tenant="a")
     idle.ask("other", ANSWERED, tenant="b")
     assert idle.offer("other", HEAD, tenant="b"), "others go on"

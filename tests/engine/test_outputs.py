@@ -66,21 +66,11 @@ def test_the_fields_have_the_names_that_programs_for_vllm_read():
     logprob = {field.name for field in dataclasses.fields(Logprob)}
 
     assert request >= {
-        "request_id",
-        "prompt",
-        "prompt_token_ids",
-        "prompt_logprobs",
-        "outputs",
-        "finished",
+        "request_id", "prompt", "prompt_token_ids", "prompt_logprobs", "outputs", "finished",
         "num_cached_tokens",
-    }
+    }  # fmt: skip
     assert completion >= {
-        "index",
-        "text",
-        "token_ids",
-        "cumulative_logprob",
-        "logprobs",
-        "finish_reason",
+        "index", "text", "token_ids", "cumulative_logprob", "logprobs", "finish_reason",
         "stop_reason",
-    }
+    }  # fmt: skip
     assert logprob == {"logprob", "rank", "decoded_token"}

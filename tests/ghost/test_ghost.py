@@ -14,12 +14,7 @@ from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.ghost import ghost as ghost_module
 from ostinato.ghost import sampling_window
-from ostinato.ghost.estimator import (
-    NUM_PARTS,
-    Coverage,
-    PairedEstimator,
-    SimulationError,
-)
+from ostinato.ghost.estimator import NUM_PARTS, Coverage, PairedEstimator, SimulationError
 from ostinato.ghost.sampler import SampledRequest, Sampler
 from ostinato.ghost.sampling_window import SamplingWindow
 from ostinato.ghost.simulated_cache import LearnedPolicySimulation, LruSimulation

@@ -7,11 +7,22 @@ from typing import Any
 import pytest
 
 from ostinato.errors import BrokenTrace
-from ostinato.lab.log.request_log import LoggedRequest, parse_request, render_plainly
+from ostinato.lab.log.request_log import (
+    Conversations,
+    LoggedRequest,
+    parse_requests,
+    render_plainly,
+)
 
 SAID = [{"role": "user", "content": "Who comes?"}]
 CHAT = {"model": "m", "messages": SAID}
 ANTHROPIC = {"model": "m", "max_tokens": 9, "system": "Be brief.", "messages": SAID}
+
+
+def parse_request(record: bytes | str, number: int) -> LoggedRequest:
+    """Read a record that holds one request."""
+    [request] = parse_requests(record, number)
+    return Conversations().complete(request)
 
 
 def read(record: Any) -> LoggedRequest:

@@ -11,49 +11,18 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ostinato.lab.log.request_log import LoggedRequest, parse_request
+from ostinato.lab.log.request_log import LoggedRequest
+from tests.lab.logged_requests import parse_request
 
 START = datetime(2025, 3, 1, 9, 0, tzinfo=UTC)
 USERS = ["ann", "bob", "cleo", "dan"]
 LOCALES = ["en-GB", "de-DE", "fr-FR", "sv-SE"]
 WORDS = [
-    "answer",
-    "check",
-    "order",
-    "refund",
-    "parcel",
-    "driver",
-    "window",
-    "garden",
-    "letter",
-    "number",
-    "market",
-    "recipe",
-    "river",
-    "station",
-    "ticket",
-    "doctor",
-    "engine",
-    "planet",
-    "violin",
-    "copper",
-    "basket",
-    "carpet",
-    "signal",
-    "harbour",
-    "meadow",
-    "lantern",
-    "pepper",
-    "ribbon",
-    "saddle",
-    "timber",
-    "velvet",
-    "walnut",
-    "anchor",
-    "bottle",
-    "candle",
-    "dragon",
-]
+    "answer", "check", "order", "refund", "parcel", "driver", "window", "garden", "letter",
+    "number", "market", "recipe", "river", "station", "ticket", "doctor", "engine", "planet",
+    "violin", "copper", "basket", "carpet", "signal", "harbour", "meadow", "lantern", "pepper",
+    "ribbon", "saddle", "timber", "velvet", "walnut", "anchor", "bottle", "candle", "dragon",
+]  # fmt: skip
 
 
 class Application:

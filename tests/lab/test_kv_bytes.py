@@ -52,8 +52,7 @@ class TestKindsOfAttention:
     """Multi-head, grouped-query, multi-query, latent."""
 
     @pytest.mark.parametrize(
-        ("num_kv_heads", "kind"),
-        [(32, "multi-head"), (8, "grouped-query"), (1, "multi-query")],
+        ("num_kv_heads", "kind"), [(32, "multi-head"), (8, "grouped-query"), (1, "multi-query")]
     )
     def test_the_number_of_kv_heads_names_the_kind(self, num_kv_heads: int, kind: str):
         size = kv_bytes(LLAMA_2_7B | {"num_key_value_heads": num_kv_heads})
@@ -195,18 +194,12 @@ class TestWindows:
             "sliding_window": 1000,
             "use_sliding_window": True,
         }
-        assert kinds(kv_bytes(config)) == [
-            (28, "grouped-query", None),
-            (4, "grouped-query", 1000),
-        ]
+        assert kinds(kv_bytes(config)) == [(28, "grouped-query", None), (4, "grouped-query", 1000)]
 
     def test_llama_4_attends_in_chunks_where_it_has_rotary_positions(self):
         config = {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}
 
-        assert kinds(kv_bytes(config)) == [
-            (36, "grouped-query", 8192),
-            (12, "grouped-query", None),
-        ]
+        assert kinds(kv_bytes(config)) == [(36, "grouped-query", 8192), (12, "grouped-query", None)]
 
     def test_a_list_of_layer_types_counts_before_the_family_s_pattern(self):
         types = ["sliding_attention", *["full_attention"] * 25]

@@ -11,10 +11,11 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from ostinato.lab.lint.keys import KeyOrders, reorder_json
 from ostinato.lab.lint.lint import LintReport, lint
 from ostinato.lab.lint.templates import canonical, group_requests
-from ostinato.lab.log.request_log import parse_request, render_plainly
+from ostinato.lab.log.request_log import render_plainly
 from ostinato.lab.replay.explain_log import Tokenizer, explain_log
 from ostinato.lab.replay.word_tokens import word_tokenizer
 from ostinato.settings import PrefixCacheConfig
+from tests.lab.logged_requests import parse_request
 
 from .planted_faults import FAULTS, WORDS, Application, at, chat, clean_log, log
 

@@ -10,8 +10,8 @@ from ostinato.lab.lint.lint import Finding, LintReport, lint
 from ostinato.lab.lint.order import sort_documents
 from ostinato.lab.lint.rewrites import common_order
 from ostinato.lab.lint.templates import slot_spans
-from ostinato.lab.log.request_log import parse_request
 from ostinato.lab.replay.word_tokens import word_tokenizer
+from tests.lab.logged_requests import parse_request
 
 from .api_faults import FAULTS
 from .api_logs import CLEAN, lines_of

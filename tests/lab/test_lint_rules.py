@@ -7,9 +7,9 @@ import pytest
 
 from ostinato.lab.lint.lint import lint
 from ostinato.lab.lint.rules import VolatileRule
-from ostinato.lab.log.request_log import parse_request
 from ostinato.lab.replay.word_tokens import word_tokenizer
 from ostinato.protocol.volatile import Stabiliser, read_rules
+from tests.lab.logged_requests import parse_request
 
 REST = "You are a herald. " + "Answer in verse, and never lie. Name your sources. " * 6
 

@@ -147,7 +147,6 @@ def part(**fields: Any) -> dict[str, Any]:
         ({"model": "m", "input": "a", "previous_response_id": "resp_1"},
          "previous_response_id='resp_1': the log holds no earlier response"),
         ({"model": "m", "prompt": [1, 2, 3]}, "prompt holds token ids"),
-        ({"model": "m", "prompt": ["a", "b"]}, "prompt holds 2 prompts"),
         ({"model": "m", "contents": []}, "it has model, contents"),
         ({"request_body": "{torn"}, "request_body is no JSON"),
         ({**CHAT, "response": "data: {}"}, "leave it out with --ignore response"),

@@ -9,14 +9,8 @@ import pytest
 
 from ostinato.errors import BrokenTrace
 from ostinato.lab.log import lines
-from ostinato.lab.log.request_log import (
-    LogOptions,
-    iter_requests,
-    parse_request,
-    read_request_log,
-    render_plainly,
-)
-from tests.lab.logged_requests import CHAT, rendered, write
+from ostinato.lab.log.request_log import LogOptions, iter_requests, read_request_log, render_plainly
+from tests.lab.logged_requests import CHAT, parse_request, rendered, write
 
 
 @pytest.mark.parametrize("indent", [None, 2])

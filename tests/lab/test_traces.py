@@ -178,6 +178,24 @@ def test_a_log_of_requests_is_cut_into_blocks_per_tenant(tmp_path):
         read_trace(path)
 
 
+def test_a_response_that_continues_another_has_its_messages_in_a_simulation_too(tmp_path):
+    """The client names the earlier response; the engine computes the whole conversation."""
+    first = {"request": {"body": {"model": "m", "input": "ABCDEFGH"}},
+             "response": {"body": {"id": "resp_1", "output": []}}}  # fmt: skip
+    body = {"model": "m", "input": "IJKL", "previous_response_id": "resp_1"}
+    path = tmp_path / "t.jsonl"
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(body)}\n")
+    trace = read_trace(path, ReadOptions(block_tokens=4, tokenizer=by_letters))
+    assert trace.paths() == [[0, 1], [0, 1, 2]]
+
+
+def test_several_prompts_of_one_body_are_several_requests(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"prompt": ["ABCD", "ABCDEFGH"]}')
+    trace = read_trace(path, ReadOptions(block_tokens=4, tokenizer=by_letters))
+    assert trace.paths() == [[0], [0, 1]]
+
+
 def test_a_prompt_that_cannot_be_tokenized_is_a_broken_line(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"prompt": "AB"}\n{"messages": [{"role": "user"}]}\n')

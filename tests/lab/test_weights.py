@@ -30,16 +30,8 @@ PUBLISHED = [
 WITH_POSITIONS = {"gpt2", "opt"}
 DENSE_BUILT = {"apertus", "arcee", "bloom", "codegen", "cohere", "cohere2", "ernie4_5", "exaone4"}
 DENSE_BUILT |= {
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "glm",
-    "glm4",
-    "gpt2",
-    "gpt_neo",
-    "gpt_neox",
-    "granite",
-}
+    "gemma", "gemma2", "gemma3", "glm", "glm4", "gpt2", "gpt_neo", "gpt_neox", "granite",
+}  # fmt: skip
 DENSE_BUILT |= {"helium", "internlm3", "llama", "minicpm3", "mistral", "mpt", "olmo", "olmo2"}
 DENSE_BUILT |= {"olmo3", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"}
 DENSE_BUILT |= {"stablelm", "starcoder2"}

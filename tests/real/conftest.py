@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
 from ostinato import AsyncLLM
 from ostinato.errors import ModelError
-from ostinato.runner.fetched_models import fetch
-from ostinato.runner.gguf_file import open_gguf
+from ostinato.runner.checkpoints.fetched_models import fetch
+from ostinato.runner.checkpoints.gguf_file import open_gguf
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.servers import await_idle, serving

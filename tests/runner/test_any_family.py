@@ -8,8 +8,8 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from ostinato.errors import OstinatoError, UnsupportedModel
+from ostinato.runner.loading.model_support import auto_class
 from ostinato.runner.model_loader import load_model
-from ostinato.runner.model_support import auto_class
 from tests.support.checkpoints import Checkpoints, make_config, save_checkpoint
 from tests.support.instruction_sets import needs_library
 

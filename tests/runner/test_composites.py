@@ -7,8 +7,8 @@ from transformers import PreTrainedModel
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import RequestError
 from ostinato.engine.prompts.chat import render_chat
+from ostinato.runner.loading.model_support import auto_class
 from ostinato.runner.model_loader import load_model
-from ostinato.runner.model_support import auto_class
 from tests.runner.bench import random_prompt
 from tests.runner.conftest import Served
 from tests.support.checkpoints import Checkpoints, make_tokenizer

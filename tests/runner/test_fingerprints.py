@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.runner import fingerprints
-from ostinato.runner.checkpoint import fingerprint, weight_files
-from ostinato.runner.fingerprints import fingerprinting, memory_file
+from ostinato.runner.checkpoints import fingerprints
+from ostinato.runner.checkpoints.checkpoint import fingerprint, weight_files
+from ostinato.runner.checkpoints.fingerprints import fingerprinting, memory_file
 from tests.support.checkpoints import Checkpoints
 
 

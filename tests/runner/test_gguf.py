@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from ostinato import LLM, SamplingParams
 from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
 from ostinato.runner.block_embedding import BlockEmbedding
-from ostinato.runner.checkpoint import weight_files
-from ostinato.runner.gguf_file import open_gguf
+from ostinato.runner.checkpoints.checkpoint import weight_files
+from ostinato.runner.checkpoints.gguf_file import open_gguf
 from ostinato.runner.model_loader import load_model
 from tests.runner.bench import own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints

@@ -7,8 +7,10 @@ import torch
 
 from ostinato import LLM
 from ostinato.core.errors import ConfigError
-from ostinato.runner import load_memory, load_progress, model_loader
-from ostinato.runner.load_progress import LoadProgress
+from ostinato.runner import model_loader
+from ostinato.runner.checkpoints import load_progress
+from ostinato.runner.checkpoints.load_progress import LoadProgress
+from ostinato.runner.loading import load_memory
 from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from ostinato.runner import model_loader
 from ostinato.runner.attention.registration import register
+from ostinato.runner.loading.model_support import check_attention_interface
+from ostinato.runner.loading.skeleton import build_skeleton, cut_to_trial, trial_layers
+from ostinato.runner.loading.streamed import stream_model
 from ostinato.runner.model_loader import LoadedModel, load_model
-from ostinato.runner.model_support import check_attention_interface
 from ostinato.runner.probe import observe_without_weights
-from ostinato.runner.skeleton import build_skeleton, cut_to_trial, trial_layers
-from ostinato.runner.streamed import stream_model
 from tests.runner.bench import Bench, random_prompt
 from tests.support.checkpoints import Checkpoints, make_config
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from ostinato.core.errors import ConfigError
-from ostinato.runner import fingerprints, load_memory, model_loader
+from ostinato.runner import model_loader
+from ostinato.runner.checkpoints import fingerprints
 from ostinato.runner.forward.weight_refs import replace_weights
+from ostinato.runner.loading import load_memory
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.weight_cache import folder, recording, restoring
 from ostinato.runner.weight_cache.entry import Entry, EntryWriter

@@ -48,11 +48,7 @@ class LongPrompts(RuleBasedStateMachine):
         prices=st.sampled_from([PRICES, DEEP_PRICES]),
     )
     def begin(
-        self,
-        budget: int,
-        max_step_ms: int | None,
-        max_chunk_tokens: int | None,
-        prices: StepPrices,
+        self, budget: int, max_step_ms: int | None, max_chunk_tokens: int | None, prices: StepPrices
     ) -> None:
         self.budget = budget if max_step_ms is None else 2_048
         self.max_chunk, self.max_step_ms, self.true = max_chunk_tokens, max_step_ms, prices

@@ -11,7 +11,7 @@ import openai
 import pytest
 from safetensors.numpy import save_file
 
-from ostinato.runner.model_resolver import resolve_model
+from ostinato.runner.checkpoints.model_resolver import resolve_model
 from tests.server.keyed import MODEL, Keyed, keyed_server
 from tests.support.adapters import INVOCATION, save_adapter
 from tests.support.servers import await_idle

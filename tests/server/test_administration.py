@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.core.tokens import pack_tokens
 from ostinato.observe.introspection import cached_blocks
-from ostinato.server.telemetry.tenant_usage import salt_label
+from ostinato.server.telemetry.observer import salt_label
 from tests.server.keyed import MODEL, Keyed, keyed_server
 from tests.support.memory_search import reachable, search
 

@@ -149,13 +149,7 @@ def test_echo_of_token_ids_is_their_text(client: openai.OpenAI, state: ServerSta
 
 def test_a_seed_gives_the_same_text_and_penalties_another(client: openai.OpenAI):
     def text(**more: object) -> str:
-        answer = client.completions.create(
-            prompt="O",
-            model=MODEL,
-            seed=3,
-            max_tokens=30,
-            **more,
-        )
+        answer = client.completions.create(prompt="O", model=MODEL, seed=3, max_tokens=30, **more)
         return str(answer.choices[0].text)
 
     assert text() == text()

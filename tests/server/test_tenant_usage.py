@@ -16,14 +16,8 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.page.figures import percentiles
 from ostinato.server.state import ServerState
 from ostinato.server.telemetry.engine_watch import EngineWatch
-from ostinato.server.telemetry.observer import ServedRequest
-from ostinato.server.telemetry.tenant_usage import (
-    MAX_TENANTS,
-    OTHERS,
-    UNNAMED,
-    TenantUsage,
-    salt_label,
-)
+from ostinato.server.telemetry.observer import ServedRequest, salt_label
+from ostinato.server.telemetry.tenant_usage import MAX_TENANTS, OTHERS, UNNAMED, TenantUsage
 from tests.support.servers import serving
 from tests.support.waiting import other_tasks_have_started
 
@@ -36,7 +30,7 @@ def served(tenant: str, hit: int, copied: int = 0, waited: int = 0, took_s: floa
         num_cached_tokens=hit, num_copied_tokens=copied, num_waited_tokens=waited,
     )  # fmt: skip
     record = ServedRequest("name", call, Caller(tenant, f"salt of {tenant}"), "", 0.0)
-    record.output, record.first_token_s = output, took_s
+    record.note(output, took_s)
     record.salt = f"salt of {tenant}"
     return record
 
@@ -61,16 +55,20 @@ def test_generated_tokens_and_waits_are_booked_in_their_seconds():
     """Five tokens: one at once, three half a second apart, and the last when it has ended."""
     ledger = TenantUsage(lambda: 100.0)
     record = served("ann", 0)
-    tokens = [1]
-    record.output.outputs.append(CompletionOutput(0, "", tokens))
+    record.output.outputs.append(CompletionOutput(0, "", [1]))
+    record.num_generated = 1
+
+    def generate(token: int, now_s: float) -> None:
+        record.output.outputs[0].token_ids.append(token)
+        record.note(record.output, now_s)
+
     ledger.accepted(record)
     ledger.first_token(record)
-    tokens += [2, 3, 4]
-    record.gaps_s += [0.5, 0.5, 0.5]
+    for token, now_s in ((2, 1.0), (3, 1.5), (4, 2.0)):
+        generate(token, now_s)
     for _ in range(2):  # the second time there is nothing new
         ledger.catch_up()
-    tokens.append(5)
-    record.gaps_s.append(2.0)
+    generate(5, 4.0)
     ledger.finished(record)
 
     account = ledger.accounts["ann"]

@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ostinato.runner.model_support import auto_class
+from ostinato.runner.loading.model_support import auto_class
 from tests.support.model_families import (
     BASE,
     COMPOSITE_HYBRIDS,

@@ -103,9 +103,7 @@ def test_a_guarantee_that_is_not_used_is_lent(index):
 
 
 @pytest.mark.parametrize(
-    ("guaranteed", "hits"),
-    [(6, 10 * 23), (0, 0)],
-    ids=["with a guarantee", "without one"],
+    ("guaranteed", "hits"), [(6, 10 * 23), (0, 0)], ids=["with a guarantee", "without one"]
 )
 def test_a_neighbour_s_scan_of_a_thousand_prompts_leaves_a_guarantee_and_its_hits_alone(
     index, guaranteed, hits
@@ -178,10 +176,7 @@ def test_floors_leave_a_window_s_pool_enough_for_one_sequence(index):
     cache.serve("ABCDEFGHIJKLMNOP", tenant=b"a")
     served = cache.admit("b", "1234567890", tenant=b"b")
     assert served is not None
-    assert [a.share.guaranteed for a in shares_of(windows_of(cache.manager)[0].pool)] == [
-        0,
-        1,
-    ]
+    assert [a.share.guaranteed for a in shares_of(windows_of(cache.manager)[0].pool)] == [0, 1]
 
 
 # --- against a slow model -----------------------------------------------------------------

@@ -101,7 +101,7 @@ def _check(model: str, num_calls: int, block_size: int, index: str, patience: fl
     if not patience >= 0:  # nor NaN
         raise ConfigError(f"patience={patience:g}: must be a number of seconds, at least 0")
     EngineConfig.of(model, {"block_size": block_size, "index": index})
-    from ostinato.runner.model_resolver import resolve_model
+    from ostinato.runner.checkpoints.model_resolver import resolve_model
 
     resolve_model(model)
 

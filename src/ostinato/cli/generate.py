@@ -74,7 +74,7 @@ def run(
     Try: ostinato generate "ROMEO:" --seed 1
     """
     if prompt in KNOWN_MODELS and model == DEFAULT_MODEL:
-        from ostinato.runner.model_resolver import resolve_model
+        from ostinato.runner.checkpoints.model_resolver import resolve_model
 
         model = prompt
         prompt = None

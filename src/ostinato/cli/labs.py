@@ -14,7 +14,7 @@ from ostinato.core.config import check_minimum
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.labs.course import LABS, lab_of, write_labs
-from ostinato.labs.grading import Verdict, grade
+from ostinato.labs.grading import grade
 from ostinato.labs.real_layer import LAYER_S
 from ostinato.labs.verdicts import verdict_text
 from ostinato.plugins.child import run_limited
@@ -101,7 +101,7 @@ def check(
     if as_json:
         print_json([verdict.as_dict() for verdict in verdicts])
     elif every:
-        _print_all(verdicts)
+        Console(highlight=False).print(table_of(verdicts, _VERDICTS))
     else:
         typer.echo(verdict_text(labs[0], verdicts[0]))
     if not all(verdict.passed for verdict in verdicts):
@@ -183,10 +183,6 @@ def check_folder(root: Path, number: int) -> None:
     verdict = grade(lab, root / lab.file)
     typer.echo(verdict_text(lab, verdict))
     raise SystemExit(0 if verdict.passed else EXIT_NOT_YET)
-
-
-def _print_all(verdicts: list[Verdict]) -> None:
-    Console(highlight=False).print(table_of(verdicts, _VERDICTS))
 
 
 def _root(folder: Path | None) -> Path:

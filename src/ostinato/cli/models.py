@@ -14,7 +14,7 @@ from ostinato.cli.output.tables import Field, Figure, table_of
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.lab.size.kv_bytes import kv_bytes
 from ostinato.lab.size.quantities import write_bytes
-from ostinato.runner.fetched_models import (
+from ostinato.runner.checkpoints.fetched_models import (
     FETCHED_MODELS,
     fetch,
     models_folder,

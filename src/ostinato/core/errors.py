@@ -3,9 +3,6 @@
 Every message names the value, the limit and the setting to change.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 
 class OstinatoError(Exception):
     """Any error that Ostinato raises on purpose."""
@@ -17,15 +14,6 @@ class ConfigError(OstinatoError, ValueError):
 
 class RequestError(OstinatoError, ValueError):
     """One request is refused; it changed nothing, and no other request is affected."""
-
-
-@contextmanager
-def naming(part: str, number: int) -> Iterator[None]:
-    """Name one part of many, such as ``text 12``, in the error that refuses it."""
-    try:
-        yield
-    except RequestError as error:
-        raise type(error)(f"{part} {number} (counted from 0): {error}") from error
 
 
 class EmptyPrompt(RequestError):

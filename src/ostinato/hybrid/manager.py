@@ -77,11 +77,11 @@ class HybridCacheManager(CacheManager):
             tails = [group.find_tail(key, end, name) for group in self.layer_groups]
         if end < num_seen or (match.tail is not None and None in tails):
             match, tails = super().match(key, end * self.block_size), []
-        found: dict[str, Any] = {f.name: getattr(match, f.name) for f in fields(PrefixMatch)}
-        found["version"] = self.version
+        values: dict[str, Any] = {f.name: getattr(match, f.name) for f in fields(PrefixMatch)}
+        values["version"] = self.version
         if self._cuts is not None:
-            found["num_seen_tokens"] = num_seen * self.block_size
-        return HybridMatch(**found, group_tails=tails)
+            values["num_seen_tokens"] = num_seen * self.block_size
+        return HybridMatch(**values, group_tails=tails)
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
@@ -151,7 +151,7 @@ class HybridCacheManager(CacheManager):
         return table
 
     def _fork(self, table: BlockTable, num_shared: int) -> BlockTable:
-        held = [group.fork(theirs) for group, theirs in self._pairs(table)]
+        held = [group.fork(source) for group, source in self._pairs(table)]
         return self._with_groups(super()._fork(table, num_shared), held)
 
     def _with_groups(self, table: BlockTable, held: list[Any]) -> BlockTable:

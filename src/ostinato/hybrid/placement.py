@@ -53,8 +53,8 @@ class Placement:
         """
         if self.budget < 1 or last <= first:
             return []
-        least = _LEAST_SHARE * sum(self._weights.values())
-        known = [(d, w) for d, w in self._weights.items() if first <= d <= last and w >= least]
+        min_weight = _LEAST_SHARE * sum(self._weights.values())
+        known = [(d, w) for d, w in self._weights.items() if first <= d <= last and w >= min_weight]
         if not known and has_unused:
             step = max(1, (last - first + 1) // _MOST_DEPTHS)
             known = [(depth, 1.0) for depth in range(first, last + 1, step)]

@@ -42,7 +42,7 @@ def split_pools(
     """
     if not block_bytes[0]:
         return even * _PREFIXES_PER_BLOCK, [even] * len(windows)
-    held = [_most_held(window, block_size, scheduling) for window in windows]
+    held = [_max_held(window, block_size, scheduling) for window in windows]
     sizes = [min(even, max(even // 2, blocks)) for blocks in held]
     pairs = zip(sizes, block_bytes[1:], strict=True)
     left = sum((even - size) * each for size, each in pairs)
@@ -79,11 +79,11 @@ def split_states(
     Raises:
         ConfigError: Not one block and the states of one sequence fit.
     """
-    least = 2 * state_bytes + block_bytes
-    if memory_bytes < least:
+    min_bytes = 2 * state_bytes + block_bytes
+    if memory_bytes < min_bytes:
         raise ConfigError(
             f"kv_cache_memory={memory_bytes:,} bytes do not hold a block and two states of "
-            f"{state_bytes:,} bytes, which one sequence needs: give at least {least:,}"
+            f"{state_bytes:,} bytes, which one sequence needs: give at least {min_bytes:,}"
         )
     running = min(2 * scheduling.max_num_seqs, max(2, memory_bytes // (2 * state_bytes)))
     left = memory_bytes - running * state_bytes
@@ -95,7 +95,7 @@ def split_states(
     return max(1, (memory_bytes - slots * state_bytes) // block_bytes), slots
 
 
-def _most_held(window: int, block_size: int, scheduling: SchedulerConfig) -> int:
+def _max_held(window: int, block_size: int, scheduling: SchedulerConfig) -> int:
     """Return the most blocks of a window that all running sequences could hold at once."""
     step = -(-scheduling.max_num_batched_tokens // block_size)
     return scheduling.max_num_seqs * (window_blocks(window, block_size) + 1) + step

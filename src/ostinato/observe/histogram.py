@@ -4,7 +4,9 @@ Buckets grow by a factor of two, so that a thousandth and a million need 40 coun
 them, and a quantile is right to within a factor of two.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import frexp
 
 _NUM_BUCKETS = 64
@@ -51,6 +53,11 @@ class Histogram:
     def bound(self, bucket: int) -> float:
         """Return the value at which a bucket ends."""
         return float(2.0 ** (bucket + _LOWEST_EXPONENT))
+
+    def cumulative(self, bounds: Iterable[float]) -> list[tuple[str, float]]:
+        """List how many values are below each bound, a power of two, and below infinity."""
+        below = {self.bound(i): number for i, number in enumerate(accumulate(self.counts))}
+        return [*((repr(bound), below[bound]) for bound in bounds), ("+Inf", self.num_values)]
 
     def quantile(self, share: float) -> float:
         """Return the bound below which at least that share of the values is; 0 if empty."""

@@ -127,8 +127,8 @@ def with_alarm(seconds: float, call: Callable[[], Any]) -> Any:
 def main(function: str, result: str, seconds: str) -> None:
     """Run the function in this process; its arguments come over stdin."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    most_s = round(float(seconds) + _GRACE_S) + 5  # what importing takes, too
-    resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s + 1))
+    max_seconds = round(float(seconds) + _GRACE_S) + 5  # what importing takes, too
+    resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds + 1))
     module, _, name = function.partition(":")
     call = getattr(importlib.import_module(module), name)
     arguments = json.loads(sys.stdin.read())

@@ -89,7 +89,7 @@ class LetterCache:
             end = match.num_tokens
             text = self.texts.get(match.tail.block, "")[:end]
             self.require(text == prompt[:end], f"block {match.tail.block} holds {text!r}")
-        self.num_found = match.num_shared_tokens
+        self.num_hits = match.num_shared_tokens
         admitted = self.manager.admit(key, match)
         if admitted is None:
             self.manager.commit()
@@ -112,10 +112,10 @@ class LetterCache:
     def serve(self, prompt: str) -> int:
         """Admit, compute and end a prompt; return how many tokens hit in whole blocks."""
         table = self.begin(prompt)
-        num_found = self.num_found
+        num_hits = self.num_hits
         if table is not None:
             self.end(table, len(prompt))
-        return num_found
+        return num_hits
 
     def _expect(self, block: int, text: str) -> None:
         held = self.texts.get(block, "nothing")
@@ -144,10 +144,10 @@ def check_index(value: str) -> None:
     for scenario in _scenarios():
         cache, served = LetterCache(24, make_index=make_index), list[str]()
         for prompt in scenario:
-            num_found = cache.serve(prompt)
+            num_hits = cache.serve(prompt)
             longest = max([min(_num_common(prompt, p), len(prompt) - 1) for p in served], default=0)
             expected = longest // _BLOCK * _BLOCK
-            cache.require(num_found == expected, f"{expected} tokens in whole blocks are cached")
+            cache.require(num_hits == expected, f"{expected} tokens in whole blocks are cached")
             served.append(prompt)
             _no_faults(cache, cache.manager.index)
         cache.manager.check()

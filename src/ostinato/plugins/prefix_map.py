@@ -267,9 +267,9 @@ class MapIndex:
         """Release a path, tail first."""
         self._pool.release(path.entries[::-1], summary)
 
-    def evict(self, entry: CacheEntry, most: int) -> Removal:
+    def evict(self, entry: CacheEntry, max_blocks: int) -> Removal:
         """Remove one idle block."""
-        assert isinstance(entry, MapEntry) and not entry.ref_count and entry.is_leaf and most
+        assert isinstance(entry, MapEntry) and not entry.ref_count and entry.is_leaf and max_blocks
         self._remove(entry)
         before = None if entry.parent is None else BlockId(entry.parent.blocks[0])
         return Removal(array("i", entry.blocks), before)

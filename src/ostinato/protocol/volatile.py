@@ -177,10 +177,16 @@ class Stabiliser:
     def __init__(self, rules: Sequence[Rule], limit_s: float = TIME_LIMIT_S) -> None:
         """Apply these rules, and spend at most so long on one prompt."""
         self._rules, self._limit_s = tuple(rules), limit_s
+        self._reads_all = any(rule.where == "any" for rule in rules)
+        self._roles = {role for rule in rules for role in _ROLES[rule.where]}
 
     def __bool__(self) -> bool:
         """Whether there is any rule."""
         return bool(self._rules)
+
+    def reads(self, messages: Sequence[Message]) -> bool:
+        """Whether any rule applies to a message; if none does, there is nothing to settle."""
+        return self._reads_all or not self._roles.isdisjoint([m["role"] for m in messages])
 
     def settle(self, messages: Sequence[Message]) -> Settled:
         """Return a conversation without what changes."""

@@ -25,13 +25,6 @@ from ostinato.router.policy import (
 )
 
 __all__ = [
-    "POLICIES",
-    "Candidate",
-    "Decision",
-    "Resync",
-    "RouteRequest",
-    "Router",
-    "RouterConfig",
-    "WorkerState",
-    "WorkerStatus",
-]
+    "POLICIES", "Candidate", "Decision", "Resync", "RouteRequest", "Router", "RouterConfig",
+    "WorkerState", "WorkerStatus",
+]  # fmt: skip

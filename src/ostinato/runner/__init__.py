@@ -18,26 +18,11 @@ Files in reading order:
 * ``compute_path``: describes how steps are computed here, and why not faster
 * ``token_lists``: the lists of sampling parameters, prepared once
 * ``sampling/``: from logits to tokens and log-probabilities
-* ``fetched_models``: models from the package index, and their folder
-* ``weight_source``: weights of a checkpoint, read from its files one by one
-* ``merged_experts``: the experts of a layer as one weight
-* ``gguf_file``: opens a GGUF file and checks that it can be loaded
-* ``gguf_source``: the weights of a GGUF file, read one by one under the names of the model
+* ``checkpoints/``: names, folders and files of checkpoints
+* ``loading/``: weights into models, in every format of checkpoints
 * ``block_embedding``: an embedding whose rows stay in the blocks of a GGUF file
-* ``compressed_codes``: the codes of a compressed-tensors checkpoint for a model's linear layers
-* ``word_codes``: the codes of GPTQ, AWQ, or compressed-tensors with zero points
-* ``model_resolver``: resolves a model's name to a directory
-* ``generation_config``: reads how a checkpoint wants to be sampled
-* ``checkpoint``: checks that a checkpoint is complete, and fingerprints its weights
-* ``fingerprints``: computes fingerprints beside the load, and remembers them
-* ``pretrained``: reads config, weights and tokenizer with ``transformers``
-* ``load_memory``: checks that a model fits in free memory before its weights are read
-* ``load_progress``: shows how far the reading of weights is
-* ``skeleton``: models without weights
-* ``streamed``: loads a model weight by weight
 * ``weight_cache/``: keeps packed weights, and maps them at the next start
 * ``model_loader``: loads a model, and checks that it can be served correctly
-* ``model_support``: checks that a model can be served correctly
 * ``quantization``: checks that a quantized checkpoint computes each token independently
 * ``probe``: compares our attention with the model's own before serving
 * ``memory``: computes how many blocks fit

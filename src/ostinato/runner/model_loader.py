@@ -14,28 +14,27 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ostinato.core.config import one_of
 from ostinato.errors import ConfigError, MissingTokenizer, OstinatoError, UnsupportedModel
 from ostinato.runner.attention.registration import register
-from ostinato.runner.checkpoint import quantized_fingerprint, read_config, weight_files
-from ostinato.runner.compressed_codes import codes_of_layers
-from ostinato.runner.fingerprints import fingerprinting
+from ostinato.runner.checkpoints.checkpoint import quantized_fingerprint, read_config, weight_files
+from ostinato.runner.checkpoints.fingerprints import fingerprinting
+from ostinato.runner.checkpoints.gguf_file import open_gguf
+from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
-from ostinato.runner.gguf_file import open_gguf
-from ostinato.runner.gguf_source import codes_of_file
 from ostinato.runner.heads import Head
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
 from ostinato.runner.kv.kv_store import KVSpec
-from ostinato.runner.load_memory import KVBytes, check_whole
-from ostinato.runner.model_call import ModelCall
-from ostinato.runner.model_resolver import resolve_model
-from ostinato.runner.model_support import (
+from ostinato.runner.loading.compressed_codes import codes_of_layers
+from ostinato.runner.loading.gguf_source import codes_of_file
+from ostinato.runner.loading.load_memory import KVBytes, check_whole
+from ostinato.runner.loading.model_support import (
     LengthLimit,
     check_attention_interface,
     check_config,
     length_limit,
 )
-from ostinato.runner.pretrained import (
+from ostinato.runner.loading.pretrained import (
     TOKENIZER_FILES,
     load_config,
     load_saved_tokenizer,
@@ -44,17 +43,18 @@ from ostinato.runner.pretrained import (
     quiet,
     torch_dtype,
 )
+from ostinato.runner.loading.streamed import Assembled, LoadSettings, stream_model
+from ostinato.runner.loading.word_codes import WordCheckpoint, is_in_words, read_words
+from ostinato.runner.model_call import ModelCall
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization, quantization_settings
 from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
-from ostinato.runner.streamed import Assembled, LoadSettings, stream_model
 from ostinato.runner.weight_cache.cache import WeightCache
 from ostinato.runner.weight_cache.entry import Entry
 from ostinato.runner.weight_cache.folder import MAX_BYTES
 from ostinato.runner.weight_cache.recording import Recorder
 from ostinato.runner.weight_cache.restoring import restore_model
-from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

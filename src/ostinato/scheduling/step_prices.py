@@ -87,6 +87,24 @@ class StepPrices:
             + (start + num_tokens) * self.key_s
         )
 
+    def max_prompt_tokens(self, start: int, limit: int, seconds: float, num_free: int = 0) -> int:
+        """Return how many tokens, at most ``limit``, take no more than so many seconds.
+
+        These are tokens after ``start`` others, as in ``prompt_s``, which grows with each token.
+        """
+        low, high = 0, max(0, limit)
+        while low < high:
+            number = (low + high + 1) // 2
+            if (
+                max(0, number - num_free) * self.token_s
+                + (number * start + number * (number + 1) // 2) * self.pair_s
+                + (start + number) * self.key_s
+            ) <= seconds:
+                low = number
+            else:
+                high = number - 1
+        return low
+
     def times(self, factor: float) -> "StepPrices":
         """Return the prices of a machine that takes so many times as long."""
         return replace(

@@ -12,7 +12,6 @@ An engine that has measured nothing takes a small step: a second where a large m
 tokens a second.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -72,9 +71,8 @@ class StepMeter:
         prices, limit_tokens = self.prices, max(0, int(self.num_tokens * share))
         if prices is None:
             return limit_tokens
-        tokens, free = range(1, limit_tokens + 1), self.num_free
-        likely_tokens = bisect_right(
-            tokens, self.seconds * share, key=lambda n: prices.prompt_s(start, n, free)
+        likely_tokens = prices.max_prompt_tokens(
+            start, limit_tokens, self.seconds * share, self.num_free
         )
         if not self.measured:
             return likely_tokens

@@ -135,11 +135,11 @@ def foreign_host(header: str, value: str) -> ApiError:
     )
 
 
-def body_too_long(num_bytes: int, most: int) -> ApiError:
+def body_too_long(num_bytes: int, limit: int) -> ApiError:
     """Return the error for a body that is too long."""
     return ApiError(
         413,
-        f"the body has {num_bytes} bytes or more, and at most {most} are taken: send less, or "
+        f"the body has {num_bytes} bytes or more, and at most {limit} are taken: send less, or "
         "raise --max-body-bytes",
         code="body_too_large",
     )

@@ -8,7 +8,7 @@
 
 import uuid
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -184,12 +184,12 @@ class Answer(Protocol[OutputT]):
         ...
 
 
-async def respond_to_chat(
+def respond_to_chat(
     request: Request, answer: "ChatAnswer[Any]", is_streamed: bool
-) -> Response:
+) -> Awaitable[Response]:
     """Run the answer to a conversation, and tell what the ledger of turns did; as ``respond``."""
     show_report(request, answer.chat.prompt.report)
-    return await respond(request, answer, is_streamed)
+    return respond(request, answer, is_streamed)
 
 
 async def respond(request: Request, answer: Answer[Any], is_streamed: bool) -> Response:

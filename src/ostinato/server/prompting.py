@@ -139,12 +139,13 @@ def note_turn(
     tokens = list(output.token_ids)
     if isinstance(output.stop_reason, int):
         tokens.pop()
-    text = output.text
-    if isinstance(output.stop_reason, str):
+    text, is_cut = output.text, isinstance(output.stop_reason, str)
+    if is_cut:
         text = state.llm.engine.loaded.require_tokenizer().decode(tokens)
-    whole = parse_answer(text, reader.parser(is_limited=False))
-    if whole.meaning != answer.meaning:
-        return
+    if is_cut or not reader.use.is_parallel:
+        whole = parse_answer(text, reader.parser(is_limited=False))
+        if whole.meaning != answer.meaning:
+            return
     written = WrittenAnswer(
         answer.message(),
         tokens,

@@ -131,10 +131,10 @@ class _Tenant:
 class ResponseStore:
     """Stores responses by tenant and id."""
 
-    def __init__(self, most_per_tenant: int = MOST_PER_TENANT, most_bytes: int = MOST_BYTES):
+    def __init__(self, max_per_tenant: int = MOST_PER_TENANT, max_bytes: int = MOST_BYTES):
         """Start empty."""
-        self._most_per_tenant = most_per_tenant
-        self._most_bytes = most_bytes
+        self._max_per_tenant = max_per_tenant
+        self._max_bytes = max_bytes
         self._tenants: dict[str, _Tenant] = {}
 
     def __len__(self) -> int:
@@ -153,9 +153,9 @@ class ResponseStore:
         """
         tenant = self._tenants.setdefault(owner, _Tenant())
         tenant.add(response)
-        if len(tenant.entries) > self._most_per_tenant:
+        if len(tenant.entries) > self._max_per_tenant:
             self._remove(owner, next(iter(tenant.entries)))
-        while self.num_bytes > self._most_bytes:
+        while self.num_bytes > self._max_bytes:
             largest = max(self._tenants, key=lambda name: self._tenants[name].num_bytes)
             self._remove(largest, next(iter(self._tenants[largest].entries)))
 

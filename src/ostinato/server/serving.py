@@ -50,7 +50,7 @@ def hold_places(
             (400), or the server is draining (503).
     """
     check_room(state, caller, calls)
-    num_sequences = sum(call.params.n for call in calls)
+    num_sequences = sum([call.params.n for call in calls])
     with _refusals_observed(state, caller, calls[0]):
         for call in calls:
             caller.priority_of(call.priority)
@@ -111,8 +111,8 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
     Raises:
         ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
-    config, num_sequences = state.config, sum(call.params.n for call in calls)
-    max_per_prompt = max(call.params.n for call in calls)
+    config, num_sequences = state.config, sum([call.params.n for call in calls])
+    max_per_prompt = max([call.params.n for call in calls])
     with _refusals_observed(state, caller, calls[0]):
         if state.is_draining:
             raise stopping("the server is shutting down: send the request to another one")
@@ -201,7 +201,7 @@ def _raise_if_failed(output: RequestOutput) -> None:
     """
     if output.error is not None:
         raise (InvalidSamplingParams if output.has_own_error else StepFailed)(output.error)
-    if output.finished and any(p.finish_reason == FinishReason.ABORT for p in output.outputs):
+    if output.finished and FinishReason.ABORT in [p.finish_reason for p in output.outputs]:
         raise ApiError(
             503,
             "the request was cancelled: the server shuts down, or its tenant is being erased",

@@ -35,18 +35,18 @@ class Usage:
     @classmethod
     def of(cls, outputs: Iterable[RequestOutput], writes: bool = True) -> "Usage":
         """Add up outputs, of requests that publish what they compute or do not."""
-        known = list(outputs)
-        computed = sum(len(o.prompt_token_ids) - o.num_cached_tokens for o in known)
-        return cls(
-            sum(len(output.prompt_token_ids) for output in known),
-            sum(output.num_cached_tokens for output in known),
-            sum(len(part.token_ids) for output in known for part in output.outputs),
-            sum(output.num_kept_tokens for output in known),
-            sum((Counter(output.cached_tokens_from) for output in known), Counter()),
-            computed if writes else 0,
-            sum(output.num_drafted_tokens for output in known),
-            sum(output.num_accepted_tokens for output in known),
-        )
+        prompt = cached = generated = kept = drafted = accepted = 0
+        sources = Counter[str]()
+        for output in outputs:
+            prompt += len(output.prompt_token_ids)
+            cached += output.num_cached_tokens
+            generated += sum(map(len, [part.token_ids for part in output.outputs]))
+            kept += output.num_kept_tokens
+            sources.update(output.cached_tokens_from)
+            drafted += output.num_drafted_tokens
+            accepted += output.num_accepted_tokens
+        written = prompt - cached if writes else 0
+        return cls(prompt, cached, generated, kept, +sources, written, drafted, accepted)
 
     @property
     def loaded_tokens(self) -> dict[str, int]:

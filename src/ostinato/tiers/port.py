@@ -26,19 +26,9 @@ from ostinato.tiers.prefix import Extent, Namespace, Prefix
 from ostinato.tiers.retention import ReuseClass
 
 __all__ = [
-    "Buffer",
-    "Extent",
-    "ExtentRef",
-    "KVTier",
-    "LoadFault",
-    "LoadResult",
-    "Namespace",
-    "Prefix",
-    "StoreResult",
-    "TierListener",
-    "TierReceipt",
-    "TierStats",
-]
+    "Buffer", "Extent", "ExtentRef", "KVTier", "LoadFault", "LoadResult", "Namespace", "Prefix",
+    "StoreResult", "TierListener", "TierReceipt", "TierStats",
+]  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
 

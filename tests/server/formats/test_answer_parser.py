@@ -161,7 +161,7 @@ def test_parts_go_out_as_they_come():
 
 
 def test_calls_above_the_limit_are_left_out():
-    reader = AnswerParser(TOOL_FORMATS["hermes"], most_calls=1)
+    reader = AnswerParser(TOOL_FORMATS["hermes"], max_calls=1)
     assert [call.name for call in parse_answer(CALL * 3, reader).calls] == ["look"]
 
 

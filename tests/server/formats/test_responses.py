@@ -61,20 +61,11 @@ def test_events_come_in_order_and_add_up(client: openai.OpenAI):
     brief = [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before]
 
     assert brief == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done", "output_item.added",
+        "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
         "completed",
-    ]
+    ]  # fmt: skip
     assert [event.sequence_number for event in events] == list(range(len(events)))
     text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     final = events[-1].response
@@ -246,7 +237,7 @@ def stored(name: str, salt: str, text: str = "", tools: str = "") -> StoredRespo
 
 def test_the_store_is_bounded_and_apart_for_each_tenant():
     """The oldest of a tenant go first, and those of the largest tenant when memory is short."""
-    store = ResponseStore(most_per_tenant=2, most_bytes=1750)
+    store = ResponseStore(max_per_tenant=2, max_bytes=1750)
     for number in range(3):
         store.put("a", stored(f"r{number}", "a", "x" * 100))
     store.put("b", stored("r0", "b\x1fnarrow"))

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from ostinato.server.telemetry.tenant_usage import salt_label
+from ostinato.server.telemetry.observer import salt_label
 from tests.server.page.calls import complete, tab_to
 
 

@@ -11,7 +11,7 @@ from ostinato.observe.introspection import BlockMap, BlockState
 from ostinato.server.access.callers import Caller
 from ostinato.server.page.state import lay_out_blocks
 from ostinato.server.state import ServerState
-from ostinato.server.telemetry.tenant_usage import salt_label
+from ostinato.server.telemetry.observer import salt_label
 from tests.server.page.calls import complete
 from tests.support.servers import await_idle, serving
 

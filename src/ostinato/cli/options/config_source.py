@@ -14,7 +14,7 @@ from rich.console import Console
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.errors import BrokenCheckpoint, ModelNotFound
 from ostinato.lab.size.kv_config import Config
-from ostinato.runner.fetched_models import FETCHED_MODELS
+from ostinato.runner.checkpoints.fetched_models import FETCHED_MODELS
 
 _NAME = "config.json"
 

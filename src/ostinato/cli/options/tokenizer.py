@@ -79,9 +79,9 @@ def model_tokenizer(model: str) -> Any:
         ModelNotFound: There is no such model.
         MissingTokenizer: It has no tokenizer, or a damaged one.
     """
-    from ostinato.runner.gguf_file import open_gguf
-    from ostinato.runner.model_resolver import resolve_model
-    from ostinato.runner.pretrained import load_tokenizer
+    from ostinato.runner.checkpoints.gguf_file import open_gguf
+    from ostinato.runner.checkpoints.model_resolver import resolve_model
+    from ostinato.runner.loading.pretrained import load_tokenizer
 
     path = resolve_model(model)
     try:

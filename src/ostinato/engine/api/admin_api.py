@@ -296,12 +296,12 @@ class AsyncAdminApi:
 
     async def publish(self, name: str, prompt: Prompt) -> LeaseReceipt:
         """Compute a prefix once for several tenants, and hold it."""
-        made = await self._tokenizing.run(lambda: self._admin.publishable(name, prompt))
+        prepared = await self._tokenizing.run(lambda: self._admin.publishable(name, prompt))
         params = SamplingParams(max_tokens=1, detokenize=False)
         request = self._tokenizing.request
-        async for _ in self._thread.stream(lambda: request(made, params, None, 0)):
+        async for _ in self._thread.stream(lambda: request(prepared, params, None, 0)):
             pass  # if it fails, the receipt says that it is not cached
-        return await self._thread.call(lambda: self._admin.publish(made))
+        return await self._thread.call(lambda: self._admin.publish(prepared))
 
     async def unpublish(self, name: str, cancel_running: bool) -> EraseReceipt:
         """Remove a public prefix, once the requests that begin with it have ended."""

@@ -412,10 +412,10 @@ class AsyncLLM:
         params = self.get_default_sampling_params() if params is None else params
 
         async def make() -> PreparedRequest:
-            made = await prompt()
+            prepared = await prompt()
             if lora_request is not None:
                 await self.add_lora(lora_request)
-                made = replace(made, adapter=lora_request.lora_name)
-            return await self.tokenizing.request(made, params, request_id, priority)
+                prepared = replace(prepared, adapter=lora_request.lora_name)
+            return await self.tokenizing.request(prepared, params, request_id, priority)
 
         return self._thread.stream(make)

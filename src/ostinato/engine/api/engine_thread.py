@@ -42,17 +42,17 @@ def run_in_new_thread(make: Callable[[ArgumentT], AnswerT], argument: ArgumentT)
     together are more than the processors, those that wait for each other sleep at once: loading a
     model in the caller's thread cost every operation of the engine's thread a wake-up.
     """
-    made: Future[AnswerT] = Future()
+    result: Future[AnswerT] = Future()
 
     def run() -> None:
         try:
-            made.set_result(make(argument))
+            result.set_result(make(argument))
         except BaseException as error:
-            made.set_exception(error)
+            result.set_exception(error)
 
     thread = threading.Thread(target=run, name="ostinato-loader", daemon=True)
     thread.start()
-    answer = made.result()
+    answer = result.result()
     thread.join()
     return answer
 
@@ -84,9 +84,9 @@ class EngineThread:
         Effects: leaving the iteration early cancels the request.
         """
         self.commands.check()
-        made, mailbox = await make(), Mailbox()
-        self.commands.put(lambda: self._add(made, mailbox))
-        is_delta = made.params.output_kind is RequestOutputKind.DELTA
+        prepared, mailbox = await make(), Mailbox()
+        self.commands.put(lambda: self._add(prepared, mailbox))
+        is_delta = prepared.params.output_kind is RequestOutputKind.DELTA
         finished, last = False, None
         try:
             while not finished:
@@ -99,7 +99,7 @@ class EngineThread:
             raise
         finally:
             if not finished:
-                self.run_later(lambda: self._cancel_for(mailbox, made.request.request_id))
+                self.run_later(lambda: self._cancel_for(mailbox, prepared.request.request_id))
 
     async def call(self, question: Callable[[], AnswerT]) -> AnswerT:
         """Run something in the engine's thread, between steps, and wait for it."""
@@ -189,15 +189,15 @@ class EngineThread:
         post_all(letters)
         return num_ended
 
-    def _add(self, made: PreparedRequest, mailbox: Mailbox) -> None:
+    def _add(self, prepared: PreparedRequest, mailbox: Mailbox) -> None:
         """Add a request; an error is posted to its reader."""
         try:
             self.commands.check()
-            self.engine.add(made)
+            self.engine.add(prepared)
         except OstinatoError as error:
             post_all([(mailbox, error)])
         else:
-            self._mailboxes[made.request.request_id] = mailbox
+            self._mailboxes[prepared.request.request_id] = mailbox
 
     def _cancel_for(self, mailbox: Mailbox, request_id: str) -> None:
         """End the request of a reader that has left; another one of the same name continues."""

@@ -60,13 +60,13 @@ def explain_request(
         prompt = pack_tokens(request.prompt_token_ids).tobytes()
     tenant = None if cache_salt is None else cache_salt.encode()
     viewer = Viewer(administrator, decode, prompt, tenant, engine.adapters.names)
-    found = explain(engine.cache.history, name, viewer)
+    explanation = explain(engine.cache.history, name, viewer)
     prepared = engine.rebase.rows_used_by(name)
-    found = replace(found, wait=engine.waits.wait_of(name), num_prepared=prepared)
+    explanation = replace(explanation, wait=engine.waits.wait_of(name), num_prepared=prepared)
     report = None if engine.prompts.turns is None else engine.prompts.turns.reports.of(name)
-    found = found if report is None else with_turns(found, report)
+    explanation = explanation if report is None else with_turns(explanation, report)
     note = None if engine.tiers is None else engine.tiers.note_of(name)
-    return found if note is None else with_load(found, note)
+    return explanation if note is None else with_load(explanation, note)
 
 
 def with_turns(explanation: Explanation, report: TurnReport) -> Explanation:

@@ -485,9 +485,11 @@ class LLM:
             RequestError: The name is taken, or the prompt fills no block.
         """
         admin = AdminApi(self.engine)
-        made = admin.publishable(name, parse_prompt(prompt))
-        run_batch(self.engine, [made], SamplingParams(max_tokens=1, detokenize=False), False, None)
-        return admin.publish(made)
+        prepared = admin.publishable(name, parse_prompt(prompt))
+        run_batch(
+            self.engine, [prepared], SamplingParams(max_tokens=1, detokenize=False), False, None
+        )
+        return admin.publish(prepared)
 
     @_one_at_a_time
     def unpublish(self, name: str) -> EraseReceipt:

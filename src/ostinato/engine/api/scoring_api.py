@@ -145,12 +145,12 @@ def texts_of(name: str, given: str | Sequence[str]) -> list[str]:
 
 
 def _named_each(noun: str, items: Sequence[ItemT], make: Callable[[ItemT], MadeT]) -> list[MadeT]:
-    """Return what is made of each item; an error names the item."""
-    made = []
+    """Return what is prepared of each item; an error names the item."""
+    prepared = []
     for number, item in enumerate(items):
         with naming(noun, number):
-            made.append(make(item))
-    return made
+            prepared.append(make(item))
+    return prepared
 
 
 def _preceded(prompt: Prompt, preface: str) -> Prompt:

@@ -158,15 +158,15 @@ class CommandQueue:
         except queue.Empty:
             return
 
-    def run_until(self, most: int, deadline_s: float) -> int:
-        """Run up to ``most`` commands, until a time of ``time.monotonic``; returns how many."""
-        for number in range(most):
+    def run_until(self, max_commands: int, deadline_s: float) -> int:
+        """Run commands until a time of ``time.monotonic``; returns how many."""
+        for number in range(max_commands):
             try:
                 command = self._commands.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
                 return number
             command()
-        return most
+        return max_commands
 
     def drain(self) -> None:
         """Run the commands that were queued before it was closed; errors are logged."""

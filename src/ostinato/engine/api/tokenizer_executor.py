@@ -67,11 +67,11 @@ class TokenizerExecutor:
         if getattr(params, "bad_words", ()) or getattr(params, "thinking_budget", None) is not None:
             # They use the tokenizer.
             await self.run(lambda: self._engine.params.prepare(params), prompt.cache_salt)
-        wanted = getattr(params, "structured_outputs", None)
+        structure = getattr(params, "structured_outputs", None)
         constraint: TokenConstraint | None = None
-        if wanted is not None:
+        if structure is not None:
             compile_grammar, salt = self._engine.grammars.compile, prompt.cache_salt
-            constraint = await self._grammars.run(salt, lambda: compile_grammar(wanted, salt))
+            constraint = await self._grammars.run(salt, lambda: compile_grammar(structure, salt))
 
         def make(known: Prompt) -> PreparedRequest:
             with self._making:
@@ -83,10 +83,10 @@ class TokenizerExecutor:
                 return make(prompt)
             return await self._texts.run(prompt.cache_salt, lambda: make(prompt))
 
-        most, keep = self._engine.max_model_len, None
+        max_tokens, keep = self._engine.max_model_len, None
         if isinstance(params, SamplingParams):
-            keep = kept_prompt_tokens(params, most)
-        return await self._with_ids(prompt, most, keep, make)
+            keep = kept_prompt_tokens(params, max_tokens)
+        return await self._with_ids(prompt, max_tokens, keep, make)
 
     async def load_images(
         self, messages: Sequence[Message], cache_salt: str = ""
@@ -217,7 +217,7 @@ class TokenizerExecutor:
     async def _with_ids(
         self,
         prompt: Prompt,
-        most: int | None,
+        max_tokens: int | None,
         keep: int | None,
         use: Callable[[Prompt], AnswerT],
     ) -> AnswerT:
@@ -227,7 +227,7 @@ class TokenizerExecutor:
             return await self._tokenized(
                 prompt,
                 lambda: engine.prompts.begin_text(text, prompt),
-                most,
+                max_tokens,
                 lambda known: use(engine.prompts.with_ids(prompt, known)),
             )
 
@@ -237,7 +237,9 @@ class TokenizerExecutor:
         def whole() -> AnswerT:
             tokenizer = self._tokenizer_of_long_texts if is_long else engine.loaded.tokenizer
             return use(
-                replace(prompt, token_ids=tokenize(prompt, engine.loaded, most, tokenizer, keep))
+                replace(
+                    prompt, token_ids=tokenize(prompt, engine.loaded, max_tokens, tokenizer, keep)
+                )
             )
 
         queue = self._long_texts if is_long else self._texts
@@ -247,7 +249,7 @@ class TokenizerExecutor:
         self,
         prompt_context: Prompt,
         begin_text: Callable[[], PartlyTokenized],
-        most: int | None,
+        max_tokens: int | None,
         use: Callable[[TokenizedText], AnswerT],
     ) -> AnswerT:
         """Tokenize the unknown part of a text; among the long texts only if that part is long."""
@@ -258,13 +260,13 @@ class TokenizerExecutor:
         def begin() -> tuple[PartlyTokenized, AnswerT | None]:
             partly = begin_text()
             is_long = self._is_long(partly.num_left)
-            return partly, None if is_long else use(texts.finish(partly, most=most))
+            return partly, None if is_long else use(texts.finish(partly, max_tokens=max_tokens))
 
         partly, answer = await self._texts.run(salt, begin)
         if answer is not None:
             return answer
         return await self._long_texts.run(
-            salt, lambda: use(texts.finish(partly, self._tokenizer_of_long_texts, most))
+            salt, lambda: use(texts.finish(partly, self._tokenizer_of_long_texts, max_tokens))
         )
 
     def _is_long(self, num_characters: int) -> bool:

@@ -72,11 +72,11 @@ class GrammarCompiler:
         self._compiled: OrderedDict[str, OrderedDict[tuple[str, str], GrammarConstraint | str]]
         self._compiled = OrderedDict()
 
-    def compile(self, wanted: StructuredOutputs, tenant: str) -> TokenConstraint:
+    def compile(self, form: StructuredOutputs, tenant: str) -> TokenConstraint:
         """Return a constraint in its first state.
 
         Args:
-            wanted: What to compile.
+            form: What to compile.
             tenant: Only requests of one tenant share what was compiled.
 
         Raises:
@@ -88,7 +88,7 @@ class GrammarCompiler:
         10 microseconds per id; a new grammar takes a millisecond or so, a known one microseconds,
         and so does one that was refused before.
         """
-        key = wanted.kind, wanted.source
+        key = form.kind, form.source
         with self._guard:
             known = self._compiled.setdefault(tenant, OrderedDict())
             self._compiled.move_to_end(tenant)
@@ -97,7 +97,7 @@ class GrammarCompiler:
             constraint = known.get(key)
         if constraint is None:
             try:
-                constraint = self._compile(wanted)
+                constraint = self._compile(form)
             except InvalidSamplingParams as error:
                 constraint = str(error)
         with self._guard:
@@ -109,11 +109,7 @@ class GrammarCompiler:
             raise InvalidSamplingParams(constraint)
         budget = GrammarBudget(self._max_ms)
         begun = constraint.begin(budget)
-        return (
-            begun
-            if wanted.after is None
-            else DelayedConstraint(begun, wanted, self._tokens, budget)
-        )
+        return begun if form.after is None else DelayedConstraint(begun, form, self._tokens, budget)
 
     @cached_property
     def _tokens(self) -> TokenTable:
@@ -125,25 +121,25 @@ class GrammarCompiler:
             for salt in [salt for salt in self._compiled if is_salt_of(salt, tenant)]:
                 del self._compiled[salt]
 
-    def _compile(self, wanted: StructuredOutputs) -> GrammarConstraint:
+    def _compile(self, form: StructuredOutputs) -> GrammarConstraint:
         with self._guard:
-            vocabulary = self._read_vocabulary(wanted.kind)
+            vocabulary = self._read_vocabulary(form.kind)
         try:
-            grammar = _grammar(wanted)
+            grammar = _grammar(form)
         except ValueError as error:
-            raise _refusal(wanted, str(error)) from error
+            raise _refusal(form, str(error)) from error
         if reason := self._checker.check(_TOKEN_ID.sub(r"<[1]>", grammar)):
-            raise _refusal(wanted, reason)
+            raise _refusal(form, reason)
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise _refusal(wanted, matcher.get_error())
-        self._check_vocabulary(wanted, vocabulary)
+            raise _refusal(form, matcher.get_error())
+        self._check_vocabulary(form, vocabulary)
         num_bytes = 4 * -(-vocabulary.vocab_size // 32)
         constraint = GrammarConstraint(matcher, num_bytes, GrammarBudget(self._max_ms))
         first = np.unpackbits(constraint.copy().mask(), bitorder="little")
         if not first[: self._loaded.vocab_size].any():
-            raise _refusal(wanted, "no token of this model's vocabulary can begin it")
+            raise _refusal(form, "no token of this model's vocabulary can begin it")
         return constraint
 
     def _read_vocabulary(self, kind: str) -> LLTokenizer:
@@ -159,35 +155,35 @@ class GrammarCompiler:
             )
         return self._vocabulary
 
-    def _check_vocabulary(self, wanted: StructuredOutputs, vocabulary: LLTokenizer) -> None:
+    def _check_vocabulary(self, form: StructuredOutputs, vocabulary: LLTokenizer) -> None:
         """Refuse texts that this model's vocabulary cannot write."""
-        texts = tuple(wanted.choice or ())
-        if wanted.json is not None or wanted.json_object:
+        texts = tuple(form.choice or ())
+        if form.json is not None or form.json_object:
             texts = (_JSON_PARTS,)
         for text in texts:
             ids = vocabulary.greedy_tokenize(text)
             written = vocabulary.decode_bytes(ids)
             if written != text.encode() or max(ids) >= self._loaded.vocab_size:
                 raise _refusal(
-                    wanted,
+                    form,
                     f"this model's vocabulary cannot write {text!r:.80}: it lacks characters",
                 )
 
 
-def _grammar(wanted: StructuredOutputs) -> str:
+def _grammar(form: StructuredOutputs) -> str:
     """Return a grammar in the library's own notation."""
-    if wanted.choice is not None:
-        texts = (json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+    if form.choice is not None:
+        texts = (json.dumps(text, ensure_ascii=False) for text in form.choice)
         return str(LLMatcher.grammar_from_lark("start: " + " | ".join(texts)))
-    if wanted.regex is not None:
-        return str(LLMatcher.grammar_from_regex(wanted.regex))
-    if wanted.grammar is not None:
-        return grammar_from("grammar", wanted.grammar)
-    schema = '{"type": "object"}' if wanted.json_object else wanted.source
+    if form.regex is not None:
+        return str(LLMatcher.grammar_from_regex(form.regex))
+    if form.grammar is not None:
+        return grammar_from("grammar", form.grammar)
+    schema = '{"type": "object"}' if form.json_object else form.source
     options: Any = {"whitespace_pattern": JSON_WHITE_SPACE}
     return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
 
 
-def _refusal(wanted: StructuredOutputs, reason: str) -> InvalidSamplingParams:
-    given = f"={wanted.source!r:.80}" if wanted.source else ""
-    return InvalidSamplingParams(f"structured_outputs.{wanted.kind}{given}: {brief(reason)}")
+def _refusal(form: StructuredOutputs, reason: str) -> InvalidSamplingParams:
+    given = f"={form.source!r:.80}" if form.source else ""
+    return InvalidSamplingParams(f"structured_outputs.{form.kind}{given}: {brief(reason)}")

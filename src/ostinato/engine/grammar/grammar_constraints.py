@@ -130,17 +130,17 @@ class DelayedConstraint:
     def __init__(
         self,
         constraint: GrammarConstraint,
-        wanted: StructuredOutputs,
+        form: StructuredOutputs,
         tokens: TokenTable,
         budget: GrammarBudget,
     ) -> None:
         """Begin free, or undecided where an opening token is named."""
         self._constraint = constraint
         self._num_bytes, self._budget, self._tokens = constraint.num_bytes, budget, tokens
-        self._after = regex.compile(wanted.after or "")
-        self._opening = wanted.opening
+        self._after = regex.compile(form.after or "")
+        self._opening = form.opening
         self._text, self._failure = "", ""
-        self._is_free = wanted.opening is None
+        self._is_free = form.opening is None
         self._is_undecided = not self._is_free
 
     @property

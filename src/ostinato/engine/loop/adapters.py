@@ -283,8 +283,8 @@ def _unreadable(request: LoRARequest, path: Path, error: Exception) -> RequestEr
 
 def _last_occurrence(tokens: "array[int]", run: "array[int]") -> int | None:
     """Return where a run of tokens begins for the last time; None if it does not occur."""
-    packed, wanted = tokens.tobytes(), run.tobytes()
-    place = packed.rfind(wanted)
+    packed, pattern = tokens.tobytes(), run.tobytes()
+    place = packed.rfind(pattern)
     while place % 4 and place >= 0:
-        place = packed.rfind(wanted, 0, place + len(wanted) - 1)
+        place = packed.rfind(pattern, 0, place + len(pattern) - 1)
     return place // 4 if place >= 0 else None

@@ -233,11 +233,14 @@ class _Recomputation:
             self._cached, self._runner.kv_stores, table.groups, strict=True
         ):
             held = [place for place, block in enumerate(blocks) if block < cached.num_blocks]
-            mine, theirs = _slots(own, held), _slots(cached, [blocks[place] for place in held])
+            own_slots, cached_slots = (
+                _slots(own, held),
+                _slots(cached, [blocks[place] for place in held]),
+            )
             for layer in cached.layers:
-                wrong = _rows_that_differ(own, cached, layer, mine, theirs)
+                wrong = _rows_that_differ(own, cached, layer, own_slots, cached_slots)
                 if len(wrong):
-                    first = min(first, int(mine[wrong[0]]))
+                    first = min(first, int(own_slots[wrong[0]]))
                     layers.append(layer)
         if not layers:
             return None
@@ -258,6 +261,8 @@ def _rows_that_differ(
 ) -> Tensor:
     """Return which rows of keys or values differ in any bit."""
     differ = torch.zeros(len(slots), dtype=torch.bool)
-    for mine, theirs in zip(one.read(layer, slots), other.read(layer, other_slots), strict=True):
-        differ |= (mine.view(torch.uint8) != theirs.view(torch.uint8)).flatten(1).any(1)
+    for rows, other_rows in zip(
+        one.read(layer, slots), other.read(layer, other_slots), strict=True
+    ):
+        differ |= (rows.view(torch.uint8) != other_rows.view(torch.uint8)).flatten(1).any(1)
     return differ.nonzero().flatten()

@@ -38,16 +38,16 @@ def run_batch(
         "sampling_params", engine.defaults.params() if params is None else params, len(prompts)
     )
     each_priority = one_each("priority", 0 if priority is None else priority, len(prompts))
-    made = []
+    prepared = []
     for number, each in enumerate(zip(prompts, each_params, each_priority, strict=True)):
         prompt, p, rank = each
         with naming("prompt", number) if len(prompts) > 1 else nullcontext():
-            made.append(engine.make_request(prompt, p, priority=rank))
+            prepared.append(engine.make_request(prompt, p, priority=rank))
     outputs: dict[str, RequestOutput] = {}
     with DeferredSignals(lambda: engine.is_computing) as gate:
         try:
-            with GenerationProgress(len(made), engine, use_tqdm) as progress:
-                for request in made:
+            with GenerationProgress(len(prepared), engine, use_tqdm) as progress:
+                for request in prepared:
                     engine.add(request)
                 while engine.has_work:
                     gate.check()
@@ -57,10 +57,10 @@ def run_batch(
             while engine.audit.run_idle_work():  # a batch is idle at its end
                 gate.check()
         finally:
-            for request in made:  # those that were interrupted
+            for request in prepared:  # those that were interrupted
                 engine.discard(request.request.request_id)
             engine.drain_tiers(GRACE_S)
-    finished = [outputs[request.request.request_id] for request in made]
+    finished = [outputs[request.request.request_id] for request in prepared]
     failed = [output for output in finished if output.error is not None]
     if failed:
         raise StepFailed(

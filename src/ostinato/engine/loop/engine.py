@@ -218,35 +218,35 @@ class Engine:
         """Counters of the scheduler."""
         return self.scheduler.stats
 
-    def add(self, made: PreparedRequest) -> None:
+    def add(self, prepared: PreparedRequest) -> None:
         """Add a request.
 
         Raises:
             DuplicateRequest: Another one of its name was added meanwhile.
             RequestError: Its tenant is being erased.
         """
-        if any(made.request.identity.belongs_to(salt) for salt in self._blocked):
+        if any(prepared.request.identity.belongs_to(salt) for salt in self._blocked):
             raise RequestError(
                 "the tenant of the request, or a public prefix that it begins with, is being "
                 "erased: send it again when that is done"
             )
-        adapter = made.request.identity.adapter
+        adapter = prepared.request.identity.adapter
         if adapter and not self.adapters.is_usable(adapter):
             raise RequestError("the adapter of the request was unloaded: load it again")
         self.recorder.tick()
-        self.scheduler.add(made.request, made.seeds)
-        self.recorder.on_added(made.request, made.arrival_s)
-        self.rebase.note_request(made.request)
-        state = RequestState(made, None if self.texts is None else self.texts.table)
-        self._states[made.request.request_id] = state
-        [sequence] = self.scheduler.requests.live[made.request.request_id]
+        self.scheduler.add(prepared.request, prepared.seeds)
+        self.recorder.on_added(prepared.request, prepared.arrival_s)
+        self.rebase.note_request(prepared.request)
+        state = RequestState(prepared, None if self.texts is None else self.texts.table)
+        self._states[prepared.request.request_id] = state
+        [sequence] = self.scheduler.requests.live[prepared.request.request_id]
         self.waits.begin(sequence, self._clock())
-        if self.image_encoder is not None and made.images:
+        if self.image_encoder is not None and prepared.images:
             num_cached = partial(self.scheduler.num_cached_tokens, sequence)
-            state.images = self.image_encoder.begin(made.request, made.images, num_cached)
+            state.images = self.image_encoder.begin(prepared.request, prepared.images, num_cached)
         if self.tiers is not None:
-            self.tiers.begin(made.request.request_id)
-        self.prompts.note(made)
+            self.tiers.begin(prepared.request.request_id)
+        self.prompts.note(prepared)
 
     def step(self) -> list[RequestState]:
         """Run one step.
@@ -374,7 +374,7 @@ class Engine:
         Returns:
             Whether there is something to compute.
         """
-        if not self.rebase.is_wanted(request_id) or not len(tokens):
+        if not self.rebase.is_prepared(request_id) or not len(tokens):
             return False
         try:
             identity = self.identities.of_prompt(prompt_context, tokens)

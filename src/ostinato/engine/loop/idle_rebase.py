@@ -174,7 +174,7 @@ class IdleRebase:
         self._cache, self._scheduler, self._execute = cache, scheduler, execute
         self._recorder = recorder
         rows = int(cache.config.num_blocks * cache.block_size * POOL_SHARE)
-        self._most_rows = min(rows, MAX_BYTES // max(1, row_bytes))
+        self._max_rows = min(rows, MAX_BYTES // max(1, row_bytes))
         # Models with states keep one per piece, so theirs are computed in one.
         self._piece = None if cache.config.states is not None else piece_tokens
         self._tickets: OrderedDict[str, Identity] = OrderedDict()  # of answered requests, by name
@@ -226,7 +226,7 @@ class IdleRebase:
             total = total + replace(account.counts, stopped=int(account.is_stopped))
         return total
 
-    def is_wanted(self, request_id: str) -> bool:
+    def is_prepared(self, request_id: str) -> bool:
         """Whether an offer for a request would be taken, so that rendering it is worth while."""
         identity = self._tickets.get(request_id)
         account = None if identity is None else self._accounts.get(identity.owner)
@@ -248,7 +248,7 @@ class IdleRebase:
         Returns:
             Whether there is something to compute. What is above the tenant's budget is left out.
         """
-        if not self.is_wanted(request_id) or self._tickets.pop(request_id) != identity:
+        if not self.is_prepared(request_id) or self._tickets.pop(request_id) != identity:
             return False
         if in_loop and self._piece is None:
             return False
@@ -260,11 +260,11 @@ class IdleRebase:
         account = self._accounts.setdefault(identity.owner, _Account())
         self._accounts.move_to_end(identity.owner)
         start, end = self._take_over(account, key) or (num_cached, num_cached)
-        key = PrefixKey(identity, tokens[: start + self._most_rows])
+        key = PrefixKey(identity, tokens[: start + self._max_rows])
         missing = len(key.tokens) - start
         while account.heads and (
             len(account.heads) >= MAX_HEADS
-            or self._planned_rows(account) + missing > self._most_rows
+            or self._planned_rows(account) + missing > self._max_rows
         ):
             self._give_up(account, account.heads[0])
         head = _Head(key, start, end, in_loop)
@@ -462,6 +462,6 @@ class IdleRebase:
         del self._accounts[owner]
 
 
-def _bound(table: "OrderedDict[str, int] | OrderedDict[str, Identity]", most: int) -> None:
-    while len(table) > most:
+def _bound(table: "OrderedDict[str, int] | OrderedDict[str, Identity]", max_entries: int) -> None:
+    while len(table) > max_entries:
         table.popitem(last=False)

@@ -243,7 +243,7 @@ class Recorder:
         step, at_us, chains = self._num_steps, self._at_us, self._chains
         members = [live.sequences[index] for index in sorted(live.sequences)]
         first = members[0] if members else None
-        outputs = [(member.output, _reason(member), _by_string(member)) for member in members]
+        outputs = [(m.output, _reason(m), isinstance(m.stop_reason, str)) for m in members]
 
         def line() -> Ended:
             chain = chains.pop(live.number)
@@ -345,7 +345,3 @@ class Recorder:
 
 def _reason(sequence: Sequence) -> str:
     return "live" if sequence.finish_reason is None else str(sequence.finish_reason)
-
-
-def _by_string(sequence: Sequence) -> bool:
-    return isinstance(sequence.stop_reason, str)

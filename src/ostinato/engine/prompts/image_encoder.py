@@ -95,7 +95,7 @@ class ImageEncoder:
         self._new = [one for one in self._new if one.request_id != request_id]
         for tenant, queue in list(self._queues.items()):
             self._enqueue(tenant, [one for one in queue if one.request_id != request_id])
-        self._thread.keep(self._wanted())
+        self._thread.keep(self._needed_digests())
 
     def wait(self, seconds: float) -> None:
         """Wait until an image is encoded, while there is nothing else to do."""
@@ -106,9 +106,9 @@ class ImageEncoder:
         """Remove the outputs of a tenant's images; with None all, after new weights."""
         if tenant is None:
             self._start_over()
-        wanted = self._wanted()
-        self._thread.wait_for(lambda: self._thread.now is None or self._thread.now in wanted)
-        self._thread.drop_done(wanted)
+        digests = self._needed_digests()
+        self._thread.wait_for(lambda: self._thread.now is None or self._thread.now in digests)
+        self._thread.drop_done(digests)
         self._store.erase(tenant)
 
     def _start_over(self) -> None:
@@ -166,9 +166,9 @@ class ImageEncoder:
         if not one.missing:
             self.held.discard(one.request_id)
             return
-        wanted = self._wanted()
+        digests = self._needed_digests()
         self._begun[one.request_id] = one
-        self._thread.add(image for digest, image in one.missing.items() if digest not in wanted)
+        self._thread.add(image for digest, image in one.missing.items() if digest not in digests)
 
     def _enqueue(self, tenant: bytes, waiting: Iterable[_Waiting]) -> None:
         self._queues[tenant] = deque(waiting)
@@ -179,7 +179,7 @@ class ImageEncoder:
         num_bytes = self._store.num_pinned_bytes
         return not num_bytes or num_bytes < self._store.max_bytes
 
-    def _wanted(self) -> set[bytes]:
+    def _needed_digests(self) -> set[bytes]:
         return {digest for one in self._begun.values() for digest in one.missing}
 
 
@@ -205,10 +205,10 @@ class _EncoderThread:
                 self._is_alive = True
                 threading.Thread(target=self._work, name="image-encoder", daemon=True).start()
 
-    def keep(self, wanted: Collection[bytes]) -> None:
+    def keep(self, digests: Collection[bytes]) -> None:
         """Remove queued images, except for these."""
         with self._change:
-            self._todo = deque(image for image in self._todo if image.digest in wanted)
+            self._todo = deque(image for image in self._todo if image.digest in digests)
 
     def take(self) -> list[tuple[ServedImage, Tensor | Exception]]:
         """Return what was encoded since the last call."""
@@ -216,10 +216,10 @@ class _EncoderThread:
             done, self.done = self.done, []
         return done
 
-    def drop_done(self, wanted: Collection[bytes]) -> None:
+    def drop_done(self, digests: Collection[bytes]) -> None:
         """Remove encoded images, except for these."""
         with self._change:
-            self.done = [one for one in self.done if one[0].digest in wanted]
+            self.done = [one for one in self.done if one[0].digest in digests]
 
     def wait_for(self, is_so: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait for a condition that encoded images may change."""

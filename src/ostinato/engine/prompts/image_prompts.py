@@ -35,9 +35,9 @@ MAX_FILES = 4
 class ImagePrompts:
     """Loads the images of prompts and lays them out; safe in any thread."""
 
-    def __init__(self, loaded: LoadedModel, limits: MediaLimits, most: int) -> None:
-        """Accept at most ``most`` images per prompt, within ``limits``."""
-        self._loaded, self._limits, self._most = loaded, limits, most
+    def __init__(self, loaded: LoadedModel, limits: MediaLimits, max_images: int) -> None:
+        """Accept at most ``max_images`` images per prompt, within ``limits``."""
+        self._loaded, self._limits, self._max_images = loaded, limits, max_images
 
     async def load(
         self, messages: Sequence[Message], reader: ImageReader, max_tokens: int | None = None
@@ -175,10 +175,10 @@ class ImagePrompts:
                 f"the prompt has images, and the model serves text alone: {loaded.why_no_images}; "
                 "leave them out"
             )
-        if num_images > self._most:
+        if num_images > self._max_images:
             raise RequestError(
                 f"the prompt has {num_images} images: at most limit_mm_per_prompt="
-                f"{{'image': {self._most}}} are taken; send fewer, or raise it"
+                f"{{'image': {self._max_images}}} are taken; send fewer, or raise it"
             )
         return loaded.vision
 

@@ -95,8 +95,8 @@ class KnownTexts:
     def erase(self, tenant: bytes) -> int:
         """Remove the texts of a tenant, those of narrower salts too; returns how many."""
         with self._guard:
-            theirs = [name for name in self._entries if tenant in (name, tenant_of(name))]
-            removed = [entry for name in theirs for entry in self._entries.pop(name)]
+            erased = [name for name in self._entries if tenant in (name, tenant_of(name))]
+            removed = [entry for name in erased for entry in self._entries.pop(name)]
             self.num_bytes -= sum(map(self._recent.pop, removed))
             return len(removed)
 

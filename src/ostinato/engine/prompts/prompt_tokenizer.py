@@ -65,19 +65,19 @@ class PromptTokenizer:
             return tokens, (), ()
         return self.images.place(prompt.images, tokens, prompt.cache_salt.encode())
 
-    def tokenized(self, prompt: Prompt, most: int | None = None) -> Prompt:
+    def tokenized(self, prompt: Prompt, max_tokens: int | None = None) -> Prompt:
         """Return a prompt with its ids; what is known of its text is not tokenized again.
 
         Raises:
             MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
-            PromptTooLong: A text is certainly longer than ``most`` tokens.
+            PromptTooLong: A text is certainly longer than ``max_tokens`` tokens.
         """
         if prompt.token_ids is not None:
             return prompt
         if self.texts is None or not self.texts.takes_prompts:
-            return replace(prompt, token_ids=tokenize(prompt, self._loaded, most))
+            return replace(prompt, token_ids=tokenize(prompt, self._loaded, max_tokens))
         partly = self.begin_text(prompt.text or "", prompt)
-        return self.with_ids(prompt, self.texts.finish(partly, most=most))
+        return self.with_ids(prompt, self.texts.finish(partly, max_tokens=max_tokens))
 
     def tokenized_chat(self, prompt: Prompt, continuation: Continuation) -> Prompt:
         """Return a prompt that is a conversation, with its ids."""
@@ -152,12 +152,14 @@ class PromptTokenizer:
         assert self.texts is not None, "there is a tokenizer"
         return replace(prompt, token_ids=self.texts.with_special_tokens(known), known=known)
 
-    def note(self, made: PreparedRequest) -> None:
+    def note(self, prepared: PreparedRequest) -> None:
         """Remember the tokens of a prompt that is a text, and what the ledger did to it."""
-        if made.known is not None and self.texts is not None:
-            self.texts.known.note(made.request.identity.tenant, made.known)
-        if made.report is not None and self.turns is not None:
-            self.turns.remember(made.request.request_id, made.request.identity.tenant, made.report)
+        if prepared.known is not None and self.texts is not None:
+            self.texts.known.note(prepared.request.identity.tenant, prepared.known)
+        if prepared.report is not None and self.turns is not None:
+            self.turns.remember(
+                prepared.request.request_id, prepared.request.identity.tenant, prepared.report
+            )
 
     def note_answers(self, state: RequestState) -> None:
         """Remember which tokens a prompt's continuations are made of, and the turns they are."""

@@ -79,8 +79,8 @@ class PublicPrefixes:
 
     def salts_of(self, names: Iterable[str]) -> list[bytes]:
         """Return the salts of the public prefixes of some names."""
-        wanted = set(names)
-        known = self._prefixes if ALL_PUBLIC in wanted else wanted & self._prefixes.keys()
+        requested = set(names)
+        known = self._prefixes if ALL_PUBLIC in requested else requested & self._prefixes.keys()
         return [salt_of_public(name) for name in list(known)]
 
     def identity_of(self, own: Identity, tokens: "array[int]", names: Iterable[str]) -> Identity:
@@ -90,10 +90,12 @@ class PublicPrefixes:
 
         Cost: O(names) comparisons of packed tokens.
         """
-        wanted = set(names)
-        by_length = sorted(self._prefixes.items(), key=lambda item: -len(item[1])) if wanted else ()
+        requested = set(names)
+        by_length = (
+            sorted(self._prefixes.items(), key=lambda item: -len(item[1])) if requested else ()
+        )
         for name, prefix in by_length:
-            may_read = name in wanted or ALL_PUBLIC in wanted
+            may_read = name in requested or ALL_PUBLIC in requested
             if not may_read or len(prefix) >= len(tokens) or tokens[: len(prefix)] != prefix:
                 continue
             salt = salt_of_public(name)

@@ -72,29 +72,29 @@ class TextTokenizer:
         best = PartlyTokenized(data, is_cut=keep_tokens)
         for namespace in namespaces if keep_tokens else ():
             for known, num_alike in self.known.nearest(namespace, data):
-                found = self._cut(data, known, num_alike)
-                best = found if found.count > best.count else best
+                cut = self._cut(data, known, num_alike)
+                best = cut if cut.count > best.count else best
         return best
 
     def finish(
         self,
         partly: PartlyTokenized,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> TokenizedText:
         """Tokenize the rest of a text.
 
         Args:
             partly: As ``begin`` returned it.
             tokenizer: A copy of the model's, for use in another thread; None is the model's own.
-            most: Tokens that could be served; None is no bound.
+            max_tokens: Tokens that could be served; None is no bound.
 
         Raises:
-            PromptTooLong: The rest is certainly longer than ``most``.
+            PromptTooLong: The rest is certainly longer than ``max_tokens``.
         """
         tokenizer, text = tokenizer or self._tokenizer, partly.text
-        if most is not None:
-            refuse_long_text(text[partly.end :].decode(), most, tokenizer)
+        if max_tokens is not None:
+            refuse_long_text(text[partly.end :].decode(), max_tokens, tokenizer)
         self.num_tokenized_bytes += partly.num_left
         if not partly.is_cut:
             [whole] = _encode(tokenizer, [text])

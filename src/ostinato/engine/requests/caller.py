@@ -46,7 +46,7 @@ class Owner:
 
     def check(self) -> None:
         """Raise ``ForkedProcess`` in a forked child."""
-        if not self.is_here:
+        if os.getpid() != self._pid:
             raise ForkedProcess(
                 f"this engine was made in process {self._pid}, and process {os.getpid()} is a fork "
                 f"of it, without its threads: {_SPAWN}"

@@ -13,7 +13,7 @@ from ostinato.engine.requests.generation_defaults import GenerationDefaults
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.settings.settings import EngineSettings
 from ostinato.errors import ConfigError, InvalidSamplingParams
-from ostinato.runner.generation_config import read_generation_config
+from ostinato.runner.checkpoints.generation_config import read_generation_config
 
 _NAMES = {
     "temperature": "temperature",
@@ -41,9 +41,7 @@ def read_defaults(settings: EngineSettings, checkpoint: Path) -> GenerationDefau
     merged = {**content, **override}
     if override:
         source = " and ".join(filter(None, (source, "override_generation_config")))
-    values = {
-        ours: merged[theirs] for theirs, ours in _NAMES.items() if merged.get(theirs) is not None
-    }
+    values = {ours: merged[name] for name, ours in _NAMES.items() if merged.get(name) is not None}
     try:
         SamplingParams(**values)
     except InvalidSamplingParams as error:

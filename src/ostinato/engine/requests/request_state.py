@@ -25,8 +25,8 @@ from ostinato.sched.sequence import Sequence as SchedSequence
 class CompletionState:
     """One continuation: its tokens, its text, and whether it has ended."""
 
-    def __init__(self, index: int, made: PreparedRequest, tokens: TokenTable | None) -> None:
-        request = made.request
+    def __init__(self, index: int, prepared: PreparedRequest, tokens: TokenTable | None) -> None:
+        request = prepared.request
         self.index = index
         self.text = ""
         self.token_ids: list[int] = []
@@ -36,7 +36,7 @@ class CompletionState:
         self.stop_reason: int | str | None = None
         self.num_streamed = 0  # tokens sent to its stream
         self.readout: array[float] | None = None
-        self._params = made.params
+        self._params = prepared.params
         self._eos_token_ids = request.eos_token_ids
         self._tokens = tokens
         self._detokenizer: Detokenizer | None = None
@@ -44,7 +44,7 @@ class CompletionState:
             skip = self._params.skip_special_tokens
             self._detokenizer = Detokenizer(tokens, skip, request.prompt_token_ids)
         include = self._params.include_stop_str_in_output
-        self._stops = StopChecker(made.stops, include=include)
+        self._stops = StopChecker(prepared.stops, include=include)
 
     @property
     def stop_string(self) -> str | None:
@@ -98,32 +98,36 @@ class CompletionState:
 class RequestState:
     """One request: its continuations and when things happened."""
 
-    def __init__(self, made: PreparedRequest, tokens: TokenTable | None) -> None:
-        self.request, self.params = made.request, made.params
+    def __init__(self, prepared: PreparedRequest, tokens: TokenTable | None) -> None:
+        self.request, self.params = prepared.request, prepared.params
         self.error: str | None = None  # why it failed
         self._has_own_error = False
-        self.known = made.known  # its prompt, if its answers are to be remembered
-        self.begun = made.begun  # where its answers are noted as turns; None if they are not
+        self.known = prepared.known  # its prompt, if its answers are to be remembered
+        self.begun = prepared.begun  # where its answers are noted as turns; None if they are not
         self.images: tuple[ServedImage, ...] = ()  # kept for as long as steps may need them
         self.load_note: LoadNote | None = None  # what a tier had of its prompt
-        self._prompt = made.prompt
-        self._prompt_token_ids = made.request.prompt_token_ids.tolist()  # one list for all outputs
+        self._prompt = prepared.prompt
+        self._prompt_token_ids = (
+            prepared.request.prompt_token_ids.tolist()
+        )  # one list for all outputs
         self._tokens = tokens
-        self._arrival_s = made.arrival_s
+        self._arrival_s = prepared.arrival_s
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
         self._finished_s: float | None = None
         self._leader: SchedSequence | None = None
         self._sequences: dict[int, SchedSequence] = {}
         length = len(self._prompt_token_ids)
-        self._first_scored = min(made.params.prompt_logprob_start, length)
+        self._first_scored = min(prepared.params.prompt_logprob_start, length)
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None] * self._first_scored
-        self._completions = [CompletionState(index, made, tokens) for index in range(made.params.n)]
+        self._completions = [
+            CompletionState(index, prepared, tokens) for index in range(prepared.params.n)
+        ]
 
     @property
     def finished(self) -> bool:
         """Whether every continuation has ended."""
-        return all(c.finish_reason is not None for c in self._completions)
+        return None not in [c.finish_reason for c in self._completions]
 
     def next_output(self, interval: int) -> RequestOutput | None:
         """Return the output so far, if a stream gets it now.
@@ -132,8 +136,8 @@ class RequestState:
             interval: New tokens that make an output; the request may ask for more of them. The
                 first and the last output are due at once.
         """
-        wanted = max(interval, self.params.stream_interval or 1)
-        is_due = any(completion.is_due(wanted) for completion in self._completions)
+        num_new_tokens = max(interval, self.params.stream_interval or 1)
+        is_due = any(completion.is_due(num_new_tokens) for completion in self._completions)
         if self.params.output_kind is RequestOutputKind.FINAL_ONLY or not is_due:
             return self.output() if self.finished else None
         for completion in self._completions:
@@ -221,8 +225,8 @@ class RequestState:
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
             num_waited_tokens=leader.num_waited_tokens if leader else 0,
             num_kept_tokens=self.request.num_kept_tokens,
-            num_drafted_tokens=sum(s.num_drafted_tokens for s in self._sequences.values()),
-            num_accepted_tokens=sum(s.num_accepted_tokens for s in self._sequences.values()),
+            num_drafted_tokens=sum([s.num_drafted_tokens for s in self._sequences.values()]),
+            num_accepted_tokens=sum([s.num_accepted_tokens for s in self._sequences.values()]),
             timings=RequestTimings(
                 arrival=self._arrival_s,
                 first_scheduled=leader.first_planned_s if leader else None,
@@ -246,7 +250,7 @@ class RequestState:
             self._finished_s = now_s
 
     def _completion(self, completion: CompletionState) -> CompletionOutput:
-        wanted = self.params.logprobs is not None
+        has_logprobs = self.params.logprobs is not None
         reason = completion.finish_reason
         return CompletionOutput(
             index=completion.index,
@@ -254,8 +258,8 @@ class RequestState:
             token_ids=completion.token_ids[:],
             finish_reason=None if reason is None else str(reason),
             stop_reason=completion.stop_reason,
-            logprobs=completion.logprobs[:] if wanted else None,
-            cumulative_logprob=completion.cumulative_logprob if wanted else None,
+            logprobs=completion.logprobs[:] if has_logprobs else None,
+            cumulative_logprob=completion.cumulative_logprob if has_logprobs else None,
             readout=completion.readout,
         )
 

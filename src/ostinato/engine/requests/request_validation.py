@@ -53,7 +53,7 @@ class PreparedRequest:
 def tokenize(
     prompt: Prompt,
     loaded: LoadedModel,
-    most: int | None = None,
+    max_tokens: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     keep: int | None = None,
 ) -> "array[int]":
@@ -62,8 +62,8 @@ def tokenize(
     Args:
         prompt: With a text or token ids.
         loaded: The model.
-        most: Tokens that could be served; a text that is certainly longer is refused before all of
-            it is tokenized. None tokenizes everything.
+        max_tokens: Tokens that could be served; a text that is certainly longer is refused before
+            all of it is tokenized. None tokenizes everything.
         tokenizer: A copy of the model's, for use in another thread; None is the model's own.
         keep: Tokens kept at the prompt's end, however long it is; of a text, what the tokenizer
             adds (such as a beginning-of-sequence id) stays and counts. None keeps all.
@@ -71,7 +71,7 @@ def tokenize(
     Raises:
         TokenOutOfRange: An id is not.
         MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
-        PromptTooLong: A text has more tokens than ``most``.
+        PromptTooLong: A text has more tokens than ``max_tokens``.
     """
     if prompt.token_ids is not None:
         ids = prompt.token_ids
@@ -79,8 +79,8 @@ def tokenize(
     else:
         assert prompt.text is not None, "a prompt is a text or a row of ids"
         tokenizer = tokenizer or loaded.require_tokenizer()
-        if most is not None and keep is None:
-            refuse_long_text(prompt.text, most, tokenizer)
+        if max_tokens is not None and keep is None:
+            refuse_long_text(prompt.text, max_tokens, tokenizer)
         tokens = pack_tokens(_encode(tokenizer, prompt.text, keep))
     check_vocabulary(tokens, loaded.vocab_size)
     return tokens if keep is None else tokens[-keep:]
@@ -97,24 +97,24 @@ def check_vocabulary(tokens: "array[int]", vocab_size: int) -> None:
         )
 
 
-def refuse_long_text(text: str, most: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a text that has more than ``most`` tokens, at the cost of about as many.
+def refuse_long_text(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a text that has more than ``max_tokens`` tokens, at the cost of about as many.
 
     Only a text many times as long as usual for so many tokens is counted: piece by piece, until
     there are too many. Cutting a text changes a few tokens on either side of the cut.
     """
-    if len(text) <= 8 * most + _PIECE_CHARACTERS:
+    if len(text) <= 8 * max_tokens + _PIECE_CHARACTERS:
         return
     num_tokens = 0
     for start in range(0, len(text), _PIECE_CHARACTERS):
         piece = text[start : start + _PIECE_CHARACTERS]
         ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
         num_tokens += max(0, len(ids) - _CUT_TOKENS)
-        if num_tokens > most:
+        if num_tokens > max_tokens:
             raise PromptTooLong(
                 f"the prompt has {len(text)} characters, and its first "
-                f"{start + len(piece)} are more than max_model_len={most} tokens: shorten it, or "
-                "raise max_model_len as far as the model goes"
+                f"{start + len(piece)} are more than max_model_len={max_tokens} tokens: shorten "
+                "it, or raise max_model_len as far as the model goes"
             )
 
 
@@ -291,15 +291,15 @@ def _check_ids(params: SamplingParams, vocab_size: int) -> None:
             )
 
 
-def _num_logprobs(name: str, requested: int, vocab_size: int, most: int) -> int:
+def _num_logprobs(name: str, requested: int, vocab_size: int, limit: int) -> int:
     """Return how many alternatives to give per token."""
     number = vocab_size if requested == -1 else requested
-    if most != -1 and number > most:
+    if limit != -1 and number > limit:
         given = f"{name}={requested}" + (
             f" is the vocabulary of {vocab_size}" if requested == -1 else ""
         )
         raise InvalidSamplingParams(
-            f"{given}: at most {most} alternatives per token are given; ask for fewer, or set the "
+            f"{given}: at most {limit} alternatives per token are given; ask for fewer, or set the "
             "engine's max_logprobs"
         )
     return number

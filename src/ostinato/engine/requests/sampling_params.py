@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -116,27 +117,18 @@ class SamplingParams(core.SamplingParams):
         return copied
 
     def _check_ranges(self) -> None:
-        _check_integer("n", self.n, 1)
-        _check_integer("top_k", self.top_k, 0)
-        _check_integer("min_tokens", self.min_tokens, 0)
-        for name, least, most in (
-            ("max_tokens", 1, None),
-            ("seed", -(2**63), 2**64 - 1),
-            ("logprobs", -1, None),
-            ("prompt_logprobs", -1, None),
-            ("prompt_logprob_start", 1, None),
-            ("truncate_prompt_tokens", -1, None),
-            ("stream_interval", 1, None),
-        ):
+        for name, low, high in _INTEGERS:
             value = getattr(self, name)
-            if value is not None:
-                _check_integer(name, value, least, most)
-        _check_number("temperature", self.temperature, 0.0, None)
-        _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, None, open_low=True)
+            # Most requests have the defaults, or plain numbers inside of the range.
+            if (type(value) is not int or value < low or high is not None) and not (
+                value is None and name in _OPTIONAL
+            ):
+                _check_integer(name, value, low, high)
+        for name, floor, ceiling, is_open in _NUMBERS:
+            value = getattr(self, name)
+            is_inside = type(value) is float and floor <= value <= (ceiling or _MAX_FLOAT)
+            if not is_inside or (is_open and value == floor):
+                _check_number(name, value, floor, ceiling, is_open)
 
     def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -144,10 +136,10 @@ class SamplingParams(core.SamplingParams):
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}: "
                 "lower the one or raise the other"
             )
-        wanted = self.structured_outputs
-        if wanted is not None and not isinstance(wanted, StructuredOutputs):
+        form = self.structured_outputs
+        if form is not None and not isinstance(form, StructuredOutputs):
             raise InvalidSamplingParams(
-                f"structured_outputs={wanted!r:.80}: must be a StructuredOutputs"
+                f"structured_outputs={form!r:.80}: must be a StructuredOutputs"
             )
         if self.thinking_budget is not None and not isinstance(
             self.thinking_budget, ThinkingBudget
@@ -218,22 +210,22 @@ def _assign(params: SamplingParams, name: str, value: Any) -> None:
 SamplingParams.__setattr__ = _assign  # type: ignore[method-assign, assignment]
 
 
-def _check_integer(name: str, value: object, least: int, most: int | None = None) -> None:
+def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or value < least or (most is not None and value > most):  # type: ignore[operator]
-        limit = f"at least {least}" if most is None else f"from {least} to {most}"
+    if not is_integer or value < low or (high is not None and value > high):  # type: ignore[operator]
+        limit = f"at least {low}" if high is None else f"from {low} to {high}"
         raise InvalidSamplingParams(f"{name}={value!r}: must be an integer, {limit}")
 
 
 def _check_number(
-    name: str, value: Any, least: float, most: float | None, open_low: bool = False
+    name: str, value: Any, low: float, high: float | None, is_open: bool = False
 ) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    low = is_number and (value <= least if open_low else value < least)
-    if not is_number or not math.isfinite(value) or low or (most is not None and value > most):
-        limit = f"{'above' if open_low else 'at least'} {least:g}"
-        if most is not None:
-            limit += f" and at most {most:g}"
+    is_low = is_number and (value <= low if is_open else value < low)
+    if not is_number or not math.isfinite(value) or is_low or (high is not None and value > high):
+        limit = f"{'above' if is_open else 'at least'} {low:g}"
+        if high is not None:
+            limit += f" and at most {high:g}"
         raise InvalidSamplingParams(f"{name}={value!r}: must be a number, {limit}")
 
 
@@ -255,6 +247,35 @@ def _ids(name: str, ids: Sequence[int] | None) -> tuple[int, ...]:
     for token in checked:
         _check_integer(name, token, 0, 2**32 - 1)
     return checked
+
+
+_INTEGERS = (
+    ("n", 1, None),
+    ("top_k", 0, None),
+    ("min_tokens", 0, None),
+    ("max_tokens", 1, None),
+    ("seed", -(2**63), 2**64 - 1),
+    ("logprobs", -1, None),
+    ("prompt_logprobs", -1, None),
+    ("prompt_logprob_start", 1, None),
+    ("truncate_prompt_tokens", -1, None),
+    ("stream_interval", 1, None),
+)
+"""Lowest and highest value; no highest if None."""
+
+_OPTIONAL = frozenset(name for name, *_ in _INTEGERS) - {"n", "top_k", "min_tokens"}
+
+_NUMBERS = (
+    ("temperature", 0.0, None, False),
+    ("top_p", 0.0, 1.0, True),
+    ("min_p", 0.0, 1.0, False),
+    ("presence_penalty", -2.0, 2.0, False),
+    ("frequency_penalty", -2.0, 2.0, False),
+    ("repetition_penalty", 0.0, None, True),
+)
+"""Lowest and highest value, and whether the lowest is excluded."""
+
+_MAX_FLOAT = sys.float_info.max
 
 
 class _TokenIds(tuple[int, ...]):

@@ -17,16 +17,16 @@ ClassT = TypeVar("ClassT")
 
 @dataclass(frozen=True, slots=True)
 class NumberFrom:
-    """Any number from a least one on, among the values that change nothing."""
+    """Any number from a minimum one on, among the values that change nothing."""
 
-    least: float
+    minimum: float
 
     def __contains__(self, value: object) -> bool:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and value >= self.least  # type: ignore[operator]
+        return is_number and value >= self.minimum  # type: ignore[operator]
 
     def __repr__(self) -> str:
-        return f"{self.least} or more"
+        return f"{self.minimum} or more"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,17 +21,17 @@ from ostinato.runner.attention.choice import (
     check_attention_setting,
     choose_attention,
 )
+from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.images.store import ImageStore
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.kv.layer_groups import LayerGroups, group_layers
+from ostinato.runner.loading.pretrained import load_tokenizer
 from ostinato.runner.malloc_tuning import keep_large_blocks
 from ostinato.runner.memory import memory_for, num_blocks_for
 from ostinato.runner.model_loader import LoadedModel, load_model
-from ostinato.runner.model_resolver import resolve_model
 from ostinato.runner.model_runner import ModelRunner
-from ostinato.runner.pretrained import load_tokenizer
 from ostinato.settings import StateConfig, WindowConfig, window_blocks
 
 logger = logging.getLogger("ostinato")
@@ -169,15 +169,15 @@ def size_states(
         ConfigError: Not two of them fit, the model has no use for those that are configured, or
             it is unknown how much memory is free.
     """
-    state_bytes, asked_for = loaded.state_spec.bytes_per_slot, config.num_state_slots
-    if not state_bytes and asked_for is not None:
+    state_bytes, requested = loaded.state_spec.bytes_per_slot, config.num_state_slots
+    if not state_bytes and requested is not None:
         raise ConfigError(
-            f"num_state_slots={asked_for}: no layer of {loaded.name!r} carries a state: unset it"
+            f"num_state_slots={requested}: no layer of {loaded.name!r} carries a state: unset it"
         )
     if not state_bytes:
         return None
-    if asked_for is not None:
-        return StateConfig(asked_for)
+    if requested is not None:
+        return StateConfig(requested)
     running = 2 * scheduling.max_num_seqs
     memory, _ = memory_for(config.kv_cache_memory, loaded.device, loaded.mapped_bytes)
     if config.num_blocks is None:

@@ -5,7 +5,7 @@ that is not supported is refused with the reason, unless its value changes nothi
 ``docs/vllm.md`` lists all of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from ostinato.engine.settings.keywords import NumberFrom, Unsupported, known_keywords
@@ -31,205 +31,172 @@ _POOLING = (
 _NO_EMBEDS = "prompts are texts or token ids, and outputs are tokens"
 _GRAMMAR = "structured outputs have one backend and no options"
 
-_BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
-    _ONE_PROCESS: {
-        "tensor_parallel_size": (1,),
-        "pipeline_parallel_size": (1,),
-        "prefill_context_parallel_size": (1,),
-        "decode_context_parallel_size": (1,),
-        "data_parallel_size": (1,),
-        "data_parallel_rank": (),
-        "data_parallel_start_rank": (),
-        "data_parallel_size_local": (1,),
-        "data_parallel_address": (),
-        "data_parallel_rpc_port": (),
-        "data_parallel_backend": ("mp",),
-        "data_parallel_hybrid_lb": (False,),
-        "data_parallel_external_lb": (False,),
-        "distributed_executor_backend": ("uni", "mp"),
-        "nnodes": (1,),
-        "node_rank": (0,),
-        "master_addr": (),
-        "master_port": (),
-        "enable_expert_parallel": (False,),
-        "expert_placement_strategy": ("linear",),
-        "all2all_backend": (),
-        "enable_eplb": (False,),
-        "eplb_config": ({},),
-        "enable_dbo": (False,),
-        "dbo_decode_token_threshold": (),
-        "dbo_prefill_token_threshold": (),
-        "ubatch_size": (0,),
-        "disable_nccl_for_dp_synchronization": (False, True),
-        "disable_custom_all_reduce": (False, True),
-        "max_parallel_loading_workers": (),
-        "ray_workers_use_nsight": (False,),
-    },
-    "nothing is compiled or captured in CUDA graphs": {
-        "enforce_eager": (False, True),
-        "compilation_config": (0, {}),
-        "optimization_level": (0,),
-        "cuda_graph_sizes": (),
-        "cudagraph_capture_sizes": (),
-        "max_cudagraph_capture_size": (),
-        "max_seq_len_to_capture": (),
-        "attention_config": ({},),
-        "attention_backend": (),
-        "kernel_config": ({},),
-        "moe_backend": ("auto",),
-        "model_impl": ("auto", "transformers"),
-        "override_attention_dtype": (),
-        "kv_sharing_fast_prefill": (False,),
-    },
-    "on a GPU, set kv_cache_memory (bytes) or num_blocks; unset, half of the free memory is used": {
-        "gpu_memory_utilization": ()
-    },
-    "there is no swap space: blocks of preempted requests stay cached": {
-        "swap_space": (NumberFrom(0),)
-    },
-    "nothing is moved between memories; blocks of preempted requests stay cached": {
-        "cpu_offload_gb": (0, 0.0),
-        "cpu_offload_params": (),
-        "offload_backend": ("auto",),
-        "offload_config": ({},),
-        "kv_offloading_size": (),
-        "kv_offloading_backend": (),
-        "kv_transfer_config": (),
-        "enable_sleep_mode": (False,),
-    },
-    "code that comes with a checkpoint is never run": {
-        "trust_remote_code": (False,),
-        "code_revision": (),
-    },
-    "the tokenizer is transformers' own choice; give a directory as tokenizer=": {
-        "tokenizer_mode": ("auto", "hf", "fast"),
-        "tokenizer_revision": (),
-    },
-    "prompts of token ids with detokenize=False do not use the tokenizer": {
-        "skip_tokenizer_init": (False,),
-    },
+_BY_REASON: Mapping[str, Sequence[tuple[str, tuple[object, ...]]]] = {
+    _ONE_PROCESS: [
+        (
+            "tensor_parallel_size pipeline_parallel_size prefill_context_parallel_size "
+            "decode_context_parallel_size data_parallel_size data_parallel_size_local nnodes",
+            (1,),
+        ),
+        (
+            "data_parallel_rank data_parallel_start_rank data_parallel_address "
+            "data_parallel_rpc_port master_addr master_port all2all_backend "
+            "dbo_decode_token_threshold dbo_prefill_token_threshold max_parallel_loading_workers",
+            (),
+        ),
+        ("data_parallel_backend", ("mp",)),
+        (
+            "data_parallel_hybrid_lb data_parallel_external_lb enable_expert_parallel "
+            "enable_eplb enable_dbo ray_workers_use_nsight",
+            (False,),
+        ),
+        ("distributed_executor_backend", ("uni", "mp")),
+        ("node_rank ubatch_size", (0,)),
+        ("expert_placement_strategy", ("linear",)),
+        ("eplb_config", ({},)),
+        ("disable_nccl_for_dp_synchronization disable_custom_all_reduce", (False, True)),
+    ],
+    "nothing is compiled or captured in CUDA graphs": [
+        ("enforce_eager", (False, True)),
+        ("compilation_config", (0, {})),
+        ("optimization_level", (0,)),
+        (
+            "cuda_graph_sizes cudagraph_capture_sizes max_cudagraph_capture_size "
+            "max_seq_len_to_capture attention_backend override_attention_dtype",
+            (),
+        ),
+        ("attention_config kernel_config", ({},)),
+        ("moe_backend", ("auto",)),
+        ("model_impl", ("auto", "transformers")),
+        ("kv_sharing_fast_prefill", (False,)),
+    ],
+    "on a GPU, set kv_cache_memory (bytes) or num_blocks; unset, half of the free memory is used": [
+        ("gpu_memory_utilization", ()),
+    ],
+    "there is no swap space: blocks of preempted requests stay cached": [
+        ("swap_space", (NumberFrom(0),)),
+    ],
+    "nothing is moved between memories; blocks of preempted requests stay cached": [
+        ("cpu_offload_gb", (0, 0.0)),
+        ("cpu_offload_params kv_offloading_size kv_offloading_backend kv_transfer_config", ()),
+        ("offload_backend", ("auto",)),
+        ("offload_config", ({},)),
+        ("enable_sleep_mode", (False,)),
+    ],
+    "code that comes with a checkpoint is never run": [
+        ("trust_remote_code", (False,)),
+        ("code_revision", ()),
+    ],
+    "the tokenizer is transformers' own choice; give a directory as tokenizer=": [
+        ("tokenizer_mode", ("auto", "hf", "fast")),
+        ("tokenizer_revision", ()),
+    ],
+    "prompts of token ids with detokenize=False do not use the tokenizer": [
+        ("skip_tokenizer_init", (False,)),
+    ],
     "keys and values are kept in the format of kv_cache_dtype in all layers, and int8 has a scale "
-    "for each token and head": {
-        "calculate_kv_scales": (False,),
-        "kv_cache_dtype_skip_layers": ([],),
-    },
+    "for each token and head": [
+        ("calculate_kv_scales", (False,)),
+        ("kv_cache_dtype_skip_layers", ([],)),
+    ],
     "prompts are always computed in chunks; to compute each in one step, set "
-    "max_num_batched_tokens to max_model_len": {
-        "enable_chunked_prefill": (True,),
-        "max_num_partial_prefills": (),
-        "max_long_partial_prefills": (),
-        "scheduler_reserve_full_isl": (),
-    },
-    "set order; priority is always respected": {"scheduling_policy": ("fcfs", "priority")},
-    "steps are planned one at a time": {"async_scheduling": (False,)},
-    "log-probabilities are those of the model's own logits": {
-        "logprobs_mode": ("raw_logprobs",),
-    },
-    "no Python code runs between logits and token; use SamplingParams": {
-        "logits_processors": ([],),
-        "logits_processor_pattern": (),
-    },
-    "give chat_template to chat()": {"chat_template": ()},
-    "sliding windows are always respected": {
-        "disable_sliding_window": (False,),
-        "disable_hybrid_kv_cache_manager": (False,),
-    },
-    "set read_once='never'": {"disable_cascade_attn": (False,)},
-    "set kv_events_endpoint and its neighbours": {"kv_events_config": ()},
-    "the server's option --served-model-name": {"served_model_name": ()},
-    "fetch the files with `hf download` and give the directory": {
-        "download_dir": (),
-        "hf_token": (False,),
-        "load_format": ("auto", "safetensors", "hf"),
-        "config_format": ("auto", "hf"),
-        "model_loader_extra_config": ({},),
-        "ignore_patterns": (),
-        "safetensors_load_strategy": ("lazy",),
-        "pt_load_map_location": ("cpu",),
-        "use_tqdm_on_load": (False, True),
-    },
-    "edit config.json in a copy of the checkpoint": {
-        "hf_overrides": ({},),
-        "hf_config_path": (),
-        "rope_scaling": ({},),
-        "rope_theta": (),
-    },
-    _POOLING: {
-        "task": ("auto", "generate", "embed", "embedding", "score", "classify"),
-        "runner": ("auto", "generate", "pooling"),
-        "convert": ("auto", "none", "embed", "classify"),
-        "pooler_config": (),
-        "override_pooler_config": (),
-    },
-    _NO_EMBEDS: {
-        "enable_prompt_embeds": (False,),
-        "io_processor_plugin": (),
-        "enable_return_routed_experts": (False,),
-    },
-    _NO_IMAGES: {
-        "mm_processor_kwargs": ({},),
-        "mm_processor_cache_gb": (0, 0.0),
-        "mm_processor_cache_type": (),
-        "mm_shm_cache_max_object_size_mb": (),
-        "mm_encoder_tp_mode": (),
-        "mm_encoder_attn_backend": (),
-        "media_io_kwargs": ({},),
-        "interleave_mm_strings": (False,),
-        "enable_mm_embeds": (False,),
-        "skip_mm_profiling": (False, True),
-        "video_pruning_rate": (0, 0.0),
-        "disable_chunked_mm_input": (False,),
-        "disable_mm_preprocessor_cache": (False, True),
-        "language_model_only": (False,),
-    },
-    "LoRA adapters are kept whole, in the model's dtype; max_loras counts all loaded ones": {
-        "lora_dtype": ("auto",),
-        "lora_extra_vocab_size": (),
-        "default_mm_loras": (),
-        "fully_sharded_loras": (False,),
-    },
-    "drafts come from text already seen, and their number from measured prices; set drafts": {
-        "speculative_config": (),
-        "num_lookahead_slots": (0,),
-    },
-    _GRAMMAR: {
-        "structured_outputs_config": ({},),
-        "reasoning_parser": ("",),
-        "guided_decoding_backend": ("auto",),
-    },
-    "states have the formats that the model computes, and are kept where prompts part": {
-        "mamba_cache_dtype": ("auto",),
-        "mamba_ssm_cache_dtype": ("auto",),
-        "mamba_block_size": (),
-        "mamba_cache_mode": (),
-    },
-    "nothing is logged per step; RequestOutput.metrics is always there": {
-        "disable_log_stats": (False, True),
-        "aggregate_engine_logging": (False,),
-        "enable_log_requests": (False,),
-        "disable_log_requests": (False, True),
-    },
-    "the server has metrics and traces of its own: `ostinato serve --help`": {
-        "otlp_traces_endpoint": (),
-        "collect_detailed_traces": (),
-        "show_hidden_metrics_for_version": (),
-        "kv_cache_metrics": (False,),
-        "profiler_config": ({},),
-    },
-    "vLLM's workers, schedulers and plugins do not run here": {
-        "worker_cls": ("auto",),
-        "worker_extension_cls": ("",),
-        "scheduler_cls": (),
-        "additional_config": ({},),
-        "weight_transfer_config": (),
-        "ec_transfer_config": (),
-    },
+    "max_num_batched_tokens to max_model_len": [
+        ("enable_chunked_prefill", (True,)),
+        ("max_num_partial_prefills max_long_partial_prefills scheduler_reserve_full_isl", ()),
+    ],
+    "set order; priority is always respected": [("scheduling_policy", ("fcfs", "priority"))],
+    "steps are planned one at a time": [("async_scheduling", (False,))],
+    "log-probabilities are those of the model's own logits": [("logprobs_mode", ("raw_logprobs",))],
+    "no Python code runs between logits and token; use SamplingParams": [
+        ("logits_processors", ([],)),
+        ("logits_processor_pattern", ()),
+    ],
+    "give chat_template to chat()": [("chat_template", ())],
+    "sliding windows are always respected": [
+        ("disable_sliding_window disable_hybrid_kv_cache_manager", (False,)),
+    ],
+    "set read_once='never'": [("disable_cascade_attn", (False,))],
+    "set kv_events_endpoint and its neighbours": [("kv_events_config", ())],
+    "the server's option --served-model-name": [("served_model_name", ())],
+    "fetch the files with `hf download` and give the directory": [
+        ("download_dir ignore_patterns", ()),
+        ("hf_token", (False,)),
+        ("load_format", ("auto", "safetensors", "hf")),
+        ("config_format", ("auto", "hf")),
+        ("model_loader_extra_config", ({},)),
+        ("safetensors_load_strategy", ("lazy",)),
+        ("pt_load_map_location", ("cpu",)),
+        ("use_tqdm_on_load", (False, True)),
+    ],
+    "edit config.json in a copy of the checkpoint": [
+        ("hf_overrides rope_scaling", ({},)),
+        ("hf_config_path rope_theta", ()),
+    ],
+    _POOLING: [
+        ("task", ("auto", "generate", "embed", "embedding", "score", "classify")),
+        ("runner", ("auto", "generate", "pooling")),
+        ("convert", ("auto", "none", "embed", "classify")),
+        ("pooler_config override_pooler_config", ()),
+    ],
+    _NO_EMBEDS: [
+        ("enable_prompt_embeds enable_return_routed_experts", (False,)),
+        ("io_processor_plugin", ()),
+    ],
+    _NO_IMAGES: [
+        ("mm_processor_kwargs media_io_kwargs", ({},)),
+        ("mm_processor_cache_gb video_pruning_rate", (0, 0.0)),
+        (
+            "mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_tp_mode "
+            "mm_encoder_attn_backend",
+            (),
+        ),
+        (
+            "interleave_mm_strings enable_mm_embeds disable_chunked_mm_input language_model_only",
+            (False,),
+        ),
+        ("skip_mm_profiling disable_mm_preprocessor_cache", (False, True)),
+    ],
+    "LoRA adapters are kept whole, in the model's dtype; max_loras counts all loaded ones": [
+        ("lora_dtype", ("auto",)),
+        ("lora_extra_vocab_size default_mm_loras", ()),
+        ("fully_sharded_loras", (False,)),
+    ],
+    "drafts come from text already seen, and their number from measured prices; set drafts": [
+        ("speculative_config", ()),
+        ("num_lookahead_slots", (0,)),
+    ],
+    _GRAMMAR: [
+        ("structured_outputs_config", ({},)),
+        ("reasoning_parser", ("",)),
+        ("guided_decoding_backend", ("auto",)),
+    ],
+    "states have the formats that the model computes, and are kept where prompts part": [
+        ("mamba_cache_dtype mamba_ssm_cache_dtype", ("auto",)),
+        ("mamba_block_size mamba_cache_mode", ()),
+    ],
+    "nothing is logged per step; RequestOutput.metrics is always there": [
+        ("disable_log_stats disable_log_requests", (False, True)),
+        ("aggregate_engine_logging enable_log_requests", (False,)),
+    ],
+    "the server has metrics and traces of its own: `ostinato serve --help`": [
+        ("otlp_traces_endpoint collect_detailed_traces show_hidden_metrics_for_version", ()),
+        ("kv_cache_metrics", (False,)),
+        ("profiler_config", ({},)),
+    ],
+    "vLLM's workers, schedulers and plugins do not run here": [
+        ("worker_cls", ("auto",)),
+        ("worker_extension_cls", ("",)),
+        ("scheduler_cls weight_transfer_config ec_transfer_config", ()),
+        ("additional_config", ({},)),
+    ],
 }
+"""By the reason: names, and their values that change nothing here."""
 
 UNSUPPORTED_SETTINGS: Mapping[str, Unsupported] = {
     name: Unsupported(reason, (None, *harmless))
-    for reason, names in _BY_REASON.items()
-    for name, harmless in names.items()
+    for reason, rows in _BY_REASON.items()
+    for names, harmless in rows
+    for name in names.split()
 }
 """Settings of vLLM's ``LLM`` that have no counterpart here."""
 
@@ -251,18 +218,9 @@ UNSUPPORTED_ARGUMENTS: Mapping[str, Unsupported] = {
 """Arguments of vLLM's ``generate`` and ``chat`` that have no counterpart here."""
 
 _ARGUMENTS = (
-    "prompts",
-    "messages",
-    "sampling_params",
-    "use_tqdm",
-    "priority",
-    "request_id",
-    "chat_template",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tools",
-    "chat_template_kwargs",
-)
+    "prompts", "messages", "sampling_params", "use_tqdm", "priority", "request_id", "chat_template",
+    "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs",
+)  # fmt: skip
 
 UNSUPPORTED_CALLS: Mapping[str, str] = {
     "encode": "call embed() or classify(); for token ids, get_tokenizer()(text)",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import BrokenCheckpoint, ConfigError
-from ostinato.runner.checkpoint import quantized_fingerprint
+from ostinato.runner.checkpoints.checkpoint import quantized_fingerprint
 from ostinato.runner.forward.weight_refs import WeightRef, replace_weights, weight_places
 from ostinato.runner.images.vision import Vision
 from ostinato.runner.model_loader import LoadedModel, load_model

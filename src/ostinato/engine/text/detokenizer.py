@@ -66,14 +66,26 @@ class Detokenizer:
         self._context: list[int] = []
         self._pending: list[int] = []
         self._num_shown = 0  # characters of the pending tokens that were emitted
-        self.append(self._tail(prompt))
+        tail: list[tuple[int, bytes | None]] = []
+        for token in reversed(prompt):
+            if len(tail) == _CONTEXT_TOKENS:
+                break
+            if entry := self._shown(token):
+                tail.append(entry)
+        ids = [token for token, _ in reversed(tail)]
+        is_text = bool(tail) and all([data is None for _, data in tail])
+        if is_text and (text := self._table.decode(ids)) and not text.endswith(_REPLACEMENT):
+            self._context = ids  # each ends with a whole character
+            return
+        for token, data in reversed(tail):
+            self._take(token, data)
 
     def append(self, token_ids: Iterable[int]) -> str:
         """Add tokens and return the text that is final with them.
 
         Ids that the tokenizer does not know have no text. Cost: O(1) decoded ids per token.
         """
-        return "".join([self._take(token) for token in token_ids if self._shows(token)])
+        return "".join([self._take(*e) for token in token_ids if (e := self._shown(token))])
 
     @property
     def is_complete(self) -> bool:
@@ -84,24 +96,14 @@ class Detokenizer:
         """Return the rest of the text, an unfinished character as U+FFFD."""
         return self._flush_pending() + self._utf8.decode(b"", final=True)
 
-    def _shows(self, token: int) -> bool:
-        """Whether a token is part of the text."""
+    def _shown(self, token: int) -> tuple[int, bytes | None] | None:
+        """Return a token with its bytes, if any; None if it is no part of the text."""
         entry = self._table.entry(token)
-        return entry.known and not (entry.special and self._skip_special_tokens)
+        is_hidden = entry.special and self._skip_special_tokens
+        return (token, entry.data) if entry.known and not is_hidden else None
 
-    def _tail(self, prompt: Sequence[int]) -> list[int]:
-        """Return the last few tokens of a prompt that are part of its text."""
-        tail: list[int] = []
-        for token in reversed(prompt):
-            if len(tail) == _CONTEXT_TOKENS:
-                break
-            if self._shows(token):
-                tail.append(token)
-        return tail[::-1]
-
-    def _take(self, token: int) -> str:
+    def _take(self, token: int, data: bytes | None) -> str:
         """Add one token."""
-        data = self._table.entry(token).data
         # At the start of a text a decoder may strip a space, even one spelled as a byte.
         starts = not self._context and data is not None and data.isascii()
         if data is None or starts:
@@ -116,16 +118,16 @@ class Detokenizer:
         text = self._pending_text()
         final = text.rstrip(_REPLACEMENT)
         if len(self._pending) >= _PATIENCE_TOKENS or (text and final == text):
-            return self._flush_pending()
+            return self._flush_pending(text)
         new_text = final[self._num_shown :]
         self._num_shown += len(new_text)
         return new_text
 
-    def _flush_pending(self) -> str:
-        """Accept the pending tokens and return the text that they add."""
+    def _flush_pending(self, text: str | None = None) -> str:
+        """Accept the pending tokens, with their text if it is known; return what they add."""
         if not self._pending:
             return ""
-        text = self._pending_text()[self._num_shown :]
+        text = (self._pending_text() if text is None else text)[self._num_shown :]
         self._remember(self._pending)
         self._pending, self._num_shown = [], 0
         return text

@@ -11,6 +11,7 @@ anything else             text                                      Unigram, cha
 ========================  ========================================  =====================
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class TokenTable:
         self._tokenizer = tokenizer
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
         self._byte_of = dict(_byte_alphabet()) if isinstance(decoder, ByteLevel) else None
-        self._entries: dict[int, TokenEntry] = {}
+        self.entry = functools.cache(self._look_up)  # the entry of an id
         self._texts: dict[int, str] = {}
 
     def decode(self, token_ids: list[int]) -> str:
@@ -54,15 +55,10 @@ class TokenTable:
     def id_of(self, text: str) -> int | None:
         """Return the id of a token such as ``</think>``; None if there is none."""
         ids = self._tokenizer.convert_tokens_to_ids([text])
-        found = None if not ids or ids[0] in (None, self._tokenizer.unk_token_id) else int(ids[0])
-        return found if found is None or self.text(found) == text else None
-
-    def entry(self, token_id: int) -> TokenEntry:
-        """Return the entry of an id."""
-        entry = self._entries.get(token_id)
-        if entry is None:
-            entry = self._entries[token_id] = self._look_up(token_id)
-        return entry
+        token_id = (
+            None if not ids or ids[0] in (None, self._tokenizer.unk_token_id) else int(ids[0])
+        )
+        return token_id if token_id is None or self.text(token_id) == text else None
 
     def text(self, token_id: int) -> str:
         """Return an id's text in the middle of a text, as for lists of log-probabilities.

@@ -88,9 +88,9 @@ class TokenizedText(Sequence[int]):
         places = self.boundaries.num_bytes + self.answer.num_bytes
         return len(self.text) + TOKEN_BYTES * len(self.tokens) + places + _OVERHEAD_BYTES
 
-    def head(self, most: int) -> "TokenizedText":
-        """Return it up to the last boundary that is no more than ``most`` tokens in."""
-        num = bisect_right(self.boundaries.counts, most)
+    def head(self, max_tokens: int) -> "TokenizedText":
+        """Return it up to the last boundary that is no more than ``max_tokens`` tokens in."""
+        num = bisect_right(self.boundaries.counts, max_tokens)
         end = self.boundaries.ends[num - 1] if num else 0
         count = self.boundaries.counts[num - 1] if num else 0
         places, generated = self.boundaries.up_to(end), self.generated_before(count)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ostinato.core.tokens import pack_tokens
 from ostinato.errors import BrokenTrace, TokenOutOfRange
-from ostinato.lab.log.lines import BrokenLine, OnBroken, iter_lines
+from ostinato.lab.log.lines import BrokenLine, ItemT, OnBroken, iter_lines
 from ostinato.lab.log.logged_prompt import Block, Message, Prompt
 from ostinato.lab.log.request_envelope import (
     TENANTS,
@@ -145,33 +145,31 @@ def read_request_log(
 
 
 def iter_requests(path: Path, options: LogOptions) -> Iterator[LoggedRequest]:
-    """Read a log one request at a time.
+    """Read a log one request at a time, as ``iter_converted`` does."""
+    return iter_converted(path, options, lambda request: request)
+
+
+def iter_converted(
+    path: Path, options: LogOptions, convert: Callable[[LoggedRequest], ItemT]
+) -> Iterator[ItemT]:
+    """Read a log one request at a time, and convert each.
+
+    Args:
+        path: The file.
+        options: How to read it.
+        convert: Called with each request; a ``BrokenTrace`` of it makes the record invalid.
 
     Raises:
         BrokenTrace: A record cannot be read, and is not to be skipped; it is named.
     """
     earlier = Conversations()
 
-    def parse(number: int, record: bytes) -> list[LoggedRequest]:
+    def parse(number: int, record: bytes) -> list[ItemT]:
         requests = parse_requests(record, number, options.ignored)
-        return [earlier.complete(request) for request in requests]
+        return [convert(earlier.complete(request)) for request in requests]
 
     for requests in iter_lines(path, parse, options.on_broken, options.broken):
         yield from requests
-
-
-def parse_request(record: bytes | str, number: int) -> LoggedRequest:
-    """Read a record that holds one request.
-
-    Raises:
-        BrokenTrace: See ``parse_requests``; or it holds several prompts.
-    """
-    requests = parse_requests(record, number)
-    if not requests:
-        raise BrokenTrace("it is a span that calls no model")
-    if len(requests) > 1:
-        raise BrokenTrace(f"prompt holds {len(requests)} prompts: log each on a line of its own")
-    return Conversations().complete(requests[0])
 
 
 def parse_requests(

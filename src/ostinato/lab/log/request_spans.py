@@ -23,18 +23,10 @@ Record = dict[str, Any]
 _IN_BODY = frozenset({"tools", "functions", "tool_choice", *SETTINGS})
 _LANGFUSE_TYPES = frozenset(
     [
-        "GENERATION",
-        "SPAN",
-        "EVENT",
-        "AGENT",
-        "TOOL",
-        "CHAIN",
-        "RETRIEVER",
-        "EVALUATOR",
-        "EMBEDDING",
-        "GUARDRAIL",
+        "GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR",
+        "EMBEDDING", "GUARDRAIL",
     ]
-)
+)  # fmt: skip
 _MODEL_CALLS = ("chat", "text_completion", "generate_content")
 _TIMES = ("start_time", "startTime", "startTimeUnixNano", "start_time_unix_nano")
 _ROLES = {"human": "user", "ai": "assistant", "model": "assistant"}

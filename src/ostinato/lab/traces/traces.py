@@ -24,7 +24,7 @@ import numpy as np
 
 from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab.log.lines import BrokenLine, OnBroken, iter_lines, read_object
-from ostinato.lab.log.request_log import LoggedRequest, filled_times, parse_request
+from ostinato.lab.log.request_log import LoggedRequest, LogOptions, filled_times, iter_converted
 from ostinato.lab.traces.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.traces.hash_traces import TimeUnit, read_hash_trace
 from ostinato.lab.traces.recording import read_recording
@@ -204,27 +204,23 @@ def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
     if tokenizer is None:
         raise ConfigError(f"{path.name} is a log of requests: give a model, for its tokenizer")
 
-    def parse(number: int, line: bytes) -> tuple[float | None, BlockRequest]:
-        logged = parse_request(line, number)
+    def convert(logged: LoggedRequest) -> tuple[float | None, BlockRequest]:
         tokens = _tokenize(tokenizer, logged.body)
-        answer = _answer_tokens(tokenizer, logged)
+        # What was not written down may have been as long as the limit.
+        num_answer_tokens = logged.max_output_tokens or 1
+        if logged.answer:
+            num_answer_tokens = len(_tokenize(tokenizer, {"prompt": logged.answer}))
         blocks = _blocks(tokens, size, (logged.tenant, logged.model))
-        return logged.at_s, BlockRequest(logged.at_s or 0.0, len(tokens), answer, blocks)
+        request = BlockRequest(logged.at_s or 0.0, len(tokens), num_answer_tokens, blocks)
+        return logged.at_s, request
 
-    builder, broken, times = TraceBuilder(), list[BrokenLine](), list[float | None]()
-    for at_s, request in iter_lines(path, parse, options.on_broken, broken):
+    log = LogOptions(options.on_broken)
+    builder, times = TraceBuilder(), list[float | None]()
+    for at_s, request in iter_converted(path, log, convert):
         times.append(at_s)
         builder.add(request)
     builder.arrivals[:] = array("d", filled_times(times))
-    return builder.build(path.name, size, tuple(broken))
-
-
-def _answer_tokens(tokenizer: Tokenizer, logged: LoggedRequest) -> int:
-    """Say how long the answer was, or may have been."""
-    if logged.answer:
-        return len(_tokenize(tokenizer, {"prompt": logged.answer}))
-    max_tokens = logged.body.get("max_completion_tokens") or logged.body.get("max_tokens") or 1
-    return int(max_tokens) if _is_number(max_tokens) else 1
+    return builder.build(path.name, size, tuple(log.broken))
 
 
 def _blocks(tokens: list[int], size: int, owner: tuple[object, ...]) -> tuple[object, ...]:
@@ -272,7 +268,3 @@ def _first_object(path: Path) -> dict[str, Any]:
 
 class _Undecided(Exception):
     """None of the first lines says what a file is."""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -36,14 +36,6 @@ from ostinato.router.policy.load import Prices
 from ostinato.router.policy.router import POLICIES, Router, RouterConfig
 
 __all__ = [
-    "POLICIES",
-    "Candidate",
-    "Decision",
-    "Prices",
-    "Resync",
-    "RouteRequest",
-    "Router",
-    "RouterConfig",
-    "WorkerState",
-    "WorkerStatus",
-]
+    "POLICIES", "Candidate", "Decision", "Prices", "Resync", "RouteRequest", "Router",
+    "RouterConfig", "WorkerState", "WorkerStatus",
+]  # fmt: skip

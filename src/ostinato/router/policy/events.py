@@ -26,21 +26,13 @@ BlockName = bytes | int
 
 _FIELDS = {
     "BlockStored": (
-        "block_hashes",
-        "parent_block_hash",
-        "token_ids",
-        "block_size",
-        "lora_id",
-        "medium",
-        "lora_name",
-        "extra_keys",
-        "group_idx",
-        "kv_cache_spec_kind",
+        "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+        "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
         "kv_cache_spec_sliding_window",
     ),
     "BlockRemoved": ("block_hashes", "medium", "group_idx", "remaining_copy_counts"),
     "AllBlocksCleared": (),
-}
+}  # fmt: skip
 """Fields of events that are arrays, in order."""
 
 

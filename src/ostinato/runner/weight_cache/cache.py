@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from ostinato.runner.fingerprints import remembered
-from ostinato.runner.streamed import Assembled
+from ostinato.runner.checkpoints.fingerprints import remembered
+from ostinato.runner.loading.streamed import Assembled
 from ostinato.runner.weight_cache.entry import Entry
 from ostinato.runner.weight_cache.facts import key_of
 from ostinato.runner.weight_cache.folder import remove_folder

@@ -16,11 +16,11 @@ from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.packing import Pack
 from ostinato.runner.forward.quantized import QuantizedWeight
+from ostinato.runner.loading.pretrained import save_tokenizer
+from ostinato.runner.loading.weight_source import WeightSource
 from ostinato.runner.native.packed import PackedWeight
-from ostinato.runner.pretrained import save_tokenizer
 from ostinato.runner.weight_cache.entry import EntryWriter, Record
 from ostinato.runner.weight_cache.folder import make_room
-from ostinato.runner.weight_source import WeightSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

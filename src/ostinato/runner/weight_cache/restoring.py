@@ -13,18 +13,18 @@ from ostinato.runner.forward.codes import CodeFormat
 from ostinato.runner.forward.packing import Pack
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight, StoredRows
 from ostinato.runner.forward.select_forward import ChosenForward
-from ostinato.runner.load_memory import STEP_BYTES, gib
-from ostinato.runner.memory import available_bytes
-from ostinato.runner.model_call import ModelCall
-from ostinato.runner.native.packed import PackedWeight
-from ostinato.runner.skeleton import build_skeleton
-from ostinato.runner.streamed import (
+from ostinato.runner.loading.load_memory import STEP_BYTES, gib
+from ostinato.runner.loading.skeleton import build_skeleton
+from ostinato.runner.loading.streamed import (
     Assembled,
     LoadSettings,
     complete_model,
     packed_names,
     read_generation_config,
 )
+from ostinato.runner.memory import available_bytes
+from ostinato.runner.model_call import ModelCall
+from ostinato.runner.native.packed import PackedWeight
 from ostinato.runner.weight_cache.entry import Entry, Record
 from ostinato.runner.weight_cache.facts import probed_of, probed_record
 from ostinato.runner.weight_cache.folder import INDEX, cache_folder, remove_folder, why_unsafe

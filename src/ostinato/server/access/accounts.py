@@ -50,7 +50,7 @@ class PromptTokens:
     @property
     def total(self) -> int:
         """Number of prompt tokens."""
-        return self.computed + self.hit
+        return self.computed + self.cached + self.copied + self.waited
 
     @property
     def hit(self) -> int:
@@ -60,7 +60,8 @@ class PromptTokens:
     @property
     def hit_share(self) -> float:
         """Share of hits, from 0 to 1."""
-        return self.hit / self.total if self.total else 0.0
+        hit = self.cached + self.copied + self.waited
+        return hit / (hit + self.computed) if hit else 0.0
 
     def add(self, other: "PromptTokens") -> None:
         """Add other counts to these."""
@@ -189,16 +190,16 @@ class Account:
 
 def merge(accounts: Iterable[Account]) -> Account:
     """Sum accounts, second by second."""
-    found, firsts, ended = Account(), list[FirstToken](), list[EndedRequest]()
+    total, firsts, ended = Account(), list[FirstToken](), list[EndedRequest]()
     for account in accounts:
-        found.num_requests += account.num_requests
-        found.output_tokens += account.output_tokens
-        found.prompt.add(account.prompt)
+        total.num_requests += account.num_requests
+        total.output_tokens += account.output_tokens
+        total.prompt.add(account.prompt)
         firsts += account.first_tokens
         ended += account.ended
         for number, second in account.seconds.items():
-            found.seconds.setdefault(number, Second(number)).add(second)
-    found.seconds = dict(sorted(found.seconds.items()))
-    found.first_tokens.extend(sorted(firsts, key=lambda first: first.at_s))
-    found.ended.extend(sorted(ended, key=lambda request: request.at_s))
-    return found
+            total.seconds.setdefault(number, Second(number)).add(second)
+    total.seconds = dict(sorted(total.seconds.items()))
+    total.first_tokens.extend(sorted(firsts, key=lambda first: first.at_s))
+    total.ended.extend(sorted(ended, key=lambda request: request.at_s))
+    return total

@@ -78,16 +78,16 @@ class Connections:
     """All open connections of one server.
 
     Attributes:
-        most_per_address: Maximum number of connections of one address.
+        max_per_address: Maximum number of connections of one address.
         most: Maximum number of connections.
         header_timeout_s: Time limit for a request's head, from connecting or its first byte.
         send_timeout_s: Time limit for a client to take a part of its response.
     """
 
-    def __init__(self, config: ConnectionLimits, most: int) -> None:
-        """Start without connections; file descriptors may lower ``most``."""
-        self.most_per_address = config.max_connections_per_address
-        self.most = min(config.max_connections, most)
+    def __init__(self, config: ConnectionLimits, limit: int) -> None:
+        """Start without connections; file descriptors may lower ``limit``."""
+        self.max_per_address = config.max_connections_per_address
+        self.limit = min(config.max_connections, limit)
         self.header_timeout_s, self.send_timeout_s = config.header_timeout_s, config.send_timeout_s
         self._waiting: dict[Connection, None] = {}  # in order of waiting time, longest first
         self._open: Counter[str] = Counter()
@@ -99,9 +99,9 @@ class Connections:
     def enter(self, connection: Connection) -> bool:
         """Register a new connection; return False if there is no room for it."""
         address = connection.address
-        if self._open[address] >= self.most_per_address and not self._close_oldest(address):
+        if self._open[address] >= self.max_per_address and not self._close_oldest(address):
             return False
-        if self._open.total() >= self.most and not self._close_oldest(None):
+        if self._open.total() >= self.limit and not self._close_oldest(None):
             return False
         self._open[address] += 1
         self._waiting[connection] = None
@@ -295,10 +295,10 @@ class GuardedProtocol(H11Protocol):
 def raise_file_limit() -> int:
     """Raise the limit of open files to its maximum; return how many connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
+    limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        soft = limit
     if soft == resource.RLIM_INFINITY:
         soft = _MOST_FILES
     return max(1, soft - _RESERVED_FILES)

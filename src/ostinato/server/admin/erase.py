@@ -9,7 +9,7 @@ from ostinato.server.access.callers import ADMIN_ONLY, KeyedCallers
 from ostinato.server.admin.bodies import EraseBody, ResetBody
 from ostinato.server.errors import ApiError
 from ostinato.server.state import StateDep
-from ostinato.server.telemetry.tenant_usage import salt_label
+from ostinato.server.telemetry.observer import salt_label
 
 router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 

@@ -55,12 +55,12 @@ def read_prewarm_file(path: str | Path) -> list[PrewarmLine]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prewarm file {str(path)!r} cannot be read: {error}") from error
-    found = []
+    prewarmed = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            found.append(PrewarmLine.model_validate_json(line))
+            prewarmed.append(PrewarmLine.model_validate_json(line))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"])) or "the object"
@@ -68,7 +68,7 @@ def read_prewarm_file(path: str | Path) -> list[PrewarmLine]:
             raise ConfigError(
                 f"prewarm file {str(path)!r}, line {number}: {place}: {reason}"
             ) from error
-    return found
+    return prewarmed
 
 
 async def prewarm_all(state: ServerState, lines: list[PrewarmLine]) -> int:

@@ -8,12 +8,13 @@ from fastapi import APIRouter, Query
 
 from ostinato.core.identity import Identity, tenant_of
 from ostinato.engine.loop.engine import Engine
-from ostinato.engine.loop.snapshot import Snapshot, take_snapshot
+from ostinato.engine.loop.snapshot import take_snapshot
 from ostinato.engine.prompts.public_prefixes import public_name
-from ostinato.observe.counters import GhostEstimate, LookupCounts
 from ostinato.observe.introspection import CachedPrefix, top_prefixes
 from ostinato.server.access.callers import ADMIN_ONLY
 from ostinato.server.state import ServerState, StateDep
+from ostinato.server.telemetry.engine_figures import FIGURES, GROUPS, lookup_counts
+from ostinato.server.telemetry.figures import shown
 
 router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 
@@ -28,12 +29,12 @@ async def statistics(state: StateDep) -> dict[str, Any]:
     texts = state.llm.engine.texts
     text_bytes = {} if texts is None else texts.known.num_bytes_by_tenant()
     tenants = {
-        name_of(state, salt): {**_counts(counts), "text_bytes": text_bytes.get(salt, 0)}
+        name_of(state, salt): {**lookup_counts(counts), "text_bytes": text_bytes.get(salt, 0)}
         for salt, counts in seen.cache.tenants.items()
     }
     template = state.llm.engine.template
     return {
-        **_totals(seen),
+        **shown((*FIGURES, *GROUPS), "admin", seen),
         "text_bytes": sum(text_bytes.values()),
         "template": None if template is None else template.as_dict(),
         "tenants": tenants,
@@ -113,48 +114,3 @@ async def _text(state: ServerState, token_ids: list[int]) -> str | list[int]:
     if state.llm.engine.loaded.tokenizer is None:
         return token_ids
     return await state.llm.decode(token_ids)
-
-
-def _totals(seen: Snapshot) -> dict[str, Any]:
-    cache = seen.cache
-    return {
-        "compute_path": seen.compute_path.fields(),
-        "blocks": {state.name.lower(): count for state, count in seen.states.items()},
-        "num_leased_blocks": seen.num_leased_blocks,
-        "num_running": seen.num_running,
-        "num_waiting": seen.num_waiting,
-        "lookups": _counts(cache.first),
-        "lookups_after_preemption": _counts(cache.preempted),
-        "published_blocks": cache.published_blocks,
-        "duplicate_blocks": cache.duplicate_blocks,
-        "sealed_tails": cache.sealed_tails,
-        "evicted_blocks": cache.evicted_blocks,
-        "states": None if cache.states is None else asdict(cache.states),
-        "idle_rebase": {**asdict(seen.rebase), "pending": seen.rebase.pending},
-        "drafts": asdict(seen.drafts),
-        "ghosts": [_ghost(ghost) for ghost in cache.ghosts],
-    }
-
-
-def _counts(counts: LookupCounts) -> dict[str, Any]:
-    return {
-        "num_requests": counts.num_requests,
-        "query_tokens": counts.query_tokens,
-        "shared_tokens": counts.shared_tokens,
-        "copied_tokens": counts.copied_tokens,
-        "hit_ratio": round(counts.hit_ratio, 6),
-    }
-
-
-def _ghost(ghost: GhostEstimate) -> dict[str, Any]:
-    return {
-        "memory": ghost.memory,
-        "num_blocks": ghost.num_blocks,
-        "policy": ghost.policy,
-        "hit_ratio": round(ghost.hit_ratio, 6),
-        "low": round(ghost.low, 6),
-        "high": round(ghost.high, 6),
-        "num_requests": ghost.num_requests,
-        "num_later_requests": ghost.num_later_requests,
-        "num_sampled_blocks": ghost.num_sampled,
-    }

@@ -163,7 +163,7 @@ class AnswerParser:
         tools: ToolFormat | None = None,
         reasoning: ReasoningFormat | None = None,
         is_reasoning: bool = False,
-        most_calls: int | None = None,
+        max_calls: int | None = None,
     ) -> None:
         """Start with an empty answer.
 
@@ -171,12 +171,12 @@ class AnswerParser:
             tools: Format of calls; None parses none.
             reasoning: Format of reasoning; None parses none.
             is_reasoning: Whether the answer begins inside reasoning.
-            most_calls: Further calls are dropped; None is no limit.
+            max_calls: Further calls are dropped; None is no limit.
         """
         self.num_calls = 0
         self.is_reasoning = is_reasoning
         self._tools, self._reasoning = tools, reasoning
-        self._most_calls = most_calls
+        self._max_calls = max_calls
         self._held = ""  # not emitted yet
         self._strip = "\n" if is_reasoning else ""  # removed where the next text begins
         self._has_text = False  # since the start, or the last call
@@ -199,8 +199,8 @@ class AnswerParser:
         pieces: list[Piece] = []
         if self._value is None and not self._in_tail:
             closes = self._tools.closes if self._tools is not None else ""
-            found = self._marks().search(self._held + closes) if closes else None
-            if found is None or found.lastgroup != "whole" or not self._begin(found, pieces):
+            mark = self._marks().search(self._held + closes) if closes else None
+            if mark is None or mark.lastgroup != "whole" or not self._begin(mark, pieces):
                 self._emit(self._held if self._held.strip() or not self.num_calls else "", pieces)
         self._held = ""
         return pieces
@@ -215,21 +215,21 @@ class AnswerParser:
 
     def _take_text(self, pieces: list[Piece]) -> bool:
         """Emit text up to the next mark, or to what may become one."""
-        found = self._marks().search(self._held, partial=True)
-        place = len(self._held) if found is None else found.start()
+        mark = self._marks().search(self._held, partial=True)
+        place = len(self._held) if mark is None else mark.start()
         before = self._held[:place]
-        if found is None or found.partial:
+        if mark is None or mark.partial:
             ready = max(len(before.rstrip()), len(before) - _MOST_HELD_SPACE)
             self._emit(before[:ready], pieces)
             self._held = self._held[ready:]
             return False
-        self._held = self._held[found.end() :]
-        kind = found.lastgroup
+        self._held = self._held[mark.end() :]
+        kind = mark.lastgroup
         if kind in ("call", "whole"):
             spaceless = before.rstrip()
             self._emit(spaceless, pieces)
-            if not self._begin(found, pieces):
-                self._emit(before[len(spaceless) :] + found[0], pieces)
+            if not self._begin(mark, pieces):
+                self._emit(before[len(spaceless) :] + mark[0], pieces)
             return True
         self._emit(before.rstrip("\n") if self.is_reasoning else before, pieces)
         self.is_reasoning, self._is_skipping = kind == "reasoning", kind == "skip"
@@ -253,16 +253,16 @@ class AnswerParser:
             self._has_text = True
             pieces.append(TextPiece(text))
 
-    def _begin(self, found: Any, pieces: list[Piece]) -> bool:
+    def _begin(self, mark: Any, pieces: list[Piece]) -> bool:
         """Begin a call if it is well formed."""
-        if found.lastgroup == "whole":
-            call = _read_call(found["body"])
+        if mark.lastgroup == "whole":
+            call = _read_call(mark["body"])
             if call is None:
                 return False
             self._start_call(call[0], pieces)
             self._add_arguments(call[1], pieces)
             return True
-        self._start_call(found["name"], pieces)
+        self._start_call(mark["name"], pieces)
         self._value = _JsonValue()
         return True
 
@@ -278,7 +278,7 @@ class AnswerParser:
 
     @property
     def _is_too_many(self) -> bool:
-        return self._most_calls is not None and self.num_calls > self._most_calls
+        return self._max_calls is not None and self.num_calls > self._max_calls
 
     def _add_arguments(self, text: str, pieces: list[Piece]) -> None:
         if text and not self._is_too_many:
@@ -297,11 +297,11 @@ class AnswerParser:
     def _take_tail(self) -> bool:
         """Skip what closes a call."""
         assert self._tools is not None, "calls have a format"
-        found = regex.match(self._tools.tail, self._held, partial=True)
-        if found is not None and found.partial:
+        tail = regex.match(self._tools.tail, self._held, partial=True)
+        if tail is not None and tail.partial:
             return False
-        if found is not None:
-            self._held = self._held[found.end() :]
+        if tail is not None:
+            self._held = self._held[tail.end() :]
         self._in_tail = False
         return True
 
@@ -318,21 +318,21 @@ class _JsonValue:
         """Return where it ends in the next piece; None if it continues."""
         start = int(self._is_escaped and bool(text))
         self._is_escaped = self._is_escaped and not text
-        for found in _BRACKETS.finditer(text, start):
-            if found.start() < start:
+        for bracket in _BRACKETS.finditer(text, start):
+            if bracket.start() < start:
                 continue  # after a backslash
-            match found[0]:
+            match bracket[0]:
                 case '"':
                     self._in_string = not self._in_string
                 case "\\":
-                    start = found.end() + 1
+                    start = bracket.end() + 1
                     self._is_escaped = start > len(text)
                 case "{" | "[" if not self._in_string:
                     self._depth += 1
                 case "}" | "]" if not self._in_string:
                     self._depth -= 1
                     if self._depth <= 0:
-                        return int(found.end())
+                        return int(bracket.end())
         return None
 
 

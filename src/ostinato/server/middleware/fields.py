@@ -103,8 +103,10 @@ async def set_aside(
         salt: The caller's, with whose turn the work is done.
         messages: For chat templates.
     """
-    settle = state.stabiliser.settle
-    settled = await state.llm.tokenizing.run(lambda: settle(messages), salt)
+    stabiliser = state.stabiliser
+    if not stabiliser.reads(messages):
+        return Settled([*messages])
+    settled = await state.llm.tokenizing.run(lambda: stabiliser.settle(messages), salt)
     request.app.state.metrics.set_aside(settled.counts, settled.late)
     request.state.set_aside = list(settled.counts)
     return settled

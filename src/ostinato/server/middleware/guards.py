@@ -39,7 +39,7 @@ class BodyGuard:
         self._callers = state.callers
         self._config = state.config
         items = max(MIN_ITEMS, ITEMS_PER_TOKEN * state.llm.max_model_len)
-        self._most_items = state.config.max_json_items or items
+        self._max_items = state.config.max_json_items or items
         self._unfinished_bytes: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,10 +75,10 @@ class BodyGuard:
             ApiError: It is too long (413) or too slow (408), or its tenant has too many unfinished
                 bytes (429).
         """
-        most = self._config.max_body_bytes
+        limit = self._config.max_body_bytes
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced[:20]) > most:
-            raise body_too_long(int(announced[:20]), most)
+        if announced.isdigit() and int(announced[:20]) > limit:
+            raise body_too_long(int(announced[:20]), limit)
         pieces: list[bytes] = []
         more, begun_s = True, asyncio.get_running_loop().time()
         try:
@@ -90,8 +90,8 @@ class BodyGuard:
                         return
                     pieces.append(message.get("body", b""))
                     self._charge(body, len(pieces[-1]))
-                    if body.num_bytes > most:
-                        raise body_too_long(body.num_bytes, most)
+                    if body.num_bytes > limit:
+                        raise body_too_long(body.num_bytes, limit)
                     more = message.get("more_body", False)
                     deadline.reschedule(begun_s + self._time_for(body.num_bytes))
         except TimeoutError:
@@ -113,11 +113,11 @@ class BodyGuard:
         """
         body.num_bytes += num_bytes
         self._unfinished_bytes[body.tenant] += num_bytes
-        most = self._config.max_tenant_body_bytes
-        if self._unfinished_bytes[body.tenant] > most:
+        limit = self._config.max_tenant_body_bytes
+        if self._unfinished_bytes[body.tenant] > limit:
             raise ApiError(
                 429,
-                f"the bodies of this key's unfinished requests have more than {most} bytes: wait "
+                f"the bodies of this key's unfinished requests have more than {limit} bytes: wait "
                 "until some of them have ended, or raise --max-tenant-body-bytes",
                 kind="rate_limit_error",
                 code="too_many_bytes",
@@ -150,10 +150,10 @@ class BodyGuard:
                 f"the body nests more than {self._config.max_json_depth} brackets: flatten it",
                 code="too_deep",
             )
-        if num_items > self._most_items:
+        if num_items > self._max_items:
             raise ApiError(
                 400,
-                f"the body has {num_items} values, and more than {self._most_items} are more than "
+                f"the body has {num_items} values, and more than {self._max_items} are more than "
                 "this model could hold: send less, or raise --max-json-items",
                 code="too_many_values",
             )
@@ -197,8 +197,8 @@ def _shape(body: bytes) -> tuple[int, int, int]:
     marks = marks[~in_string]
     steps = _STEPS[marks]
     depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
-    num_commas, num_objects = (int(np.count_nonzero(marks == ord(mark))) for mark in ",{")
-    return depth, num_commas + 1, num_objects
+    num_commas, num_objects = np.count_nonzero(marks == 0x2C), np.count_nonzero(marks == 0x7B)
+    return depth, int(num_commas) + 1, int(num_objects)  # "," and "{"
 
 
 class HostGuard:

@@ -82,11 +82,11 @@ def totals(account: Account) -> dict[str, Any]:
 
 def recent(account: Account, now_s: float, seconds: int) -> PromptTokens:
     """Return totals of the last seconds."""
-    found = PromptTokens()
+    total = PromptTokens()
     for second in account.seconds.values():
         if second.number > now_s - seconds:
-            found.add(second.prompt)
-    return found
+            total.add(second.prompt)
+    return total
 
 
 def history(account: Account, now_s: float) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def generated(account: Account, now_s: float) -> dict[str, Any]:
             groups.setdefault(second.number // GAPS_EVERY_S, []).extend(second.gaps_s)
             last_minute += second.gaps_s if ago <= 60 else []
     gaps = [
-        [int(now_s) - (group + 1) * GAPS_EVERY_S + GAPS_EVERY_S // 2, *(percentiles(found) or ())]
-        for group, found in groups.items() if found
+        [int(now_s) - (group + 1) * GAPS_EVERY_S + GAPS_EVERY_S // 2, *(percentiles(samples) or ())]
+        for group, samples in groups.items() if samples
     ]  # fmt: skip
     return {
         "tokens": tokens,

@@ -4,7 +4,7 @@ The administrator sees all tenants; other callers see only their own usage, bloc
 not even the size of the pool, which would reveal the load of others.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,7 @@ import ostinato
 from ostinato.core.identity import Identity
 from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.loop.engine import Engine
-from ostinato.engine.loop.snapshot import Snapshot
 from ostinato.engine.prompts.public_prefixes import public_name
-from ostinato.engine.tiers.tiered_cache import TierCounts
 from ostinato.observe.introspection import (
     BlockMap,
     BlockState,
@@ -41,7 +39,9 @@ from ostinato.server.page.figures import (
     totals,
 )
 from ostinato.server.state import ServerState, StateDep
+from ostinato.server.telemetry.engine_figures import FIGURES, GROUPS
 from ostinato.server.telemetry.engine_watch import EngineWatch
+from ostinato.server.telemetry.figures import shown
 from ostinato.server.telemetry.observer import Observer
 
 router = APIRouter(include_in_schema=False)
@@ -142,7 +142,9 @@ async def page_state(
         "generated": generated(account, now_s),
         "requests": ended_requests(account, now_s),
         "tenants": _tenants(accounts) if caller.may_administer else [],
-        "load": _load(state, snapshot) if caller.may_administer else None,
+        "load": {"live": state.num_live} | shown((*FIGURES, *GROUPS), "page", snapshot)
+        if caller.may_administer
+        else None,
         "load_history": load_history.rows() if caller.may_administer else [],
         "blocks": lay_out_blocks(state, seen.blocks, caller),
         "prefixes": await _prefixes(state, seen.prefixes),
@@ -158,50 +160,11 @@ async def _plugged(request: Request, caller: Caller) -> dict[str, Any] | None:
 
 def _tenants(accounts: dict[str, Account]) -> list[dict[str, Any]]:
     """List tenants, most prompt tokens first."""
-    most_first = sorted(accounts.items(), key=lambda item: -item[1].prompt.total)
+    ordered = sorted(accounts.items(), key=lambda item: -item[1].prompt.total)
     return [
         {"name": name, "requests": account.num_requests} | token_counts(account.prompt)
-        for name, account in most_first[:MAX_PREFIXES]
+        for name, account in ordered[:MAX_PREFIXES]
     ]
-
-
-def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
-    return {
-        "running": snapshot.num_running,
-        "waiting": snapshot.num_waiting,
-        "live": state.num_live,
-        "steps": snapshot.scheduler.num_steps,
-        "step_times": asdict(snapshot.steps),
-        "preemptions": snapshot.scheduler.num_preemptions,
-        "evicted_blocks": snapshot.cache.evicted_blocks,
-        "states": None if (states := snapshot.cache.states) is None else asdict(states),
-        "leased_blocks": snapshot.num_leased_blocks,
-        "compute_path": str(snapshot.compute_path),
-        "idle_rebase": asdict(snapshot.rebase),
-        "drafts": asdict(snapshot.drafts),
-        "audited_hits": snapshot.audit.num_same + snapshot.audit.num_different,
-        "different_hits": snapshot.audit.num_different,
-        "tiers": _tiers(snapshot.tiers),
-    }
-
-
-def _tiers(counts: TierCounts | None) -> dict[str, Any]:
-    """Lay out what each tier holds, and how its loads ended."""
-    if counts is None:
-        return {"rows": []}
-    rows = [
-        {
-            "tier": tier.tier,
-            "state": tier.state,
-            "reason": tier.reason,
-            "used": tier.num_bytes,
-            "limit": tier.limit_bytes,
-            "written": tier.written_bytes,
-            "loaded": counts.loaded_tokens.get(tier.tier, 0),
-        }
-        for tier in counts.tiers
-    ]
-    return {"rows": rows, "faults": counts.load_faults, "cheaper": counts.num_cheaper}
 
 
 def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, Any]:
@@ -221,13 +184,13 @@ def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[
     mixes = _count_by_cell(states, per_cell, len(BlockState))
     shown = np.array(SHOWN_STATES)[(mixes[:, SHOWN_STATES] > 0).argmax(1)]
     prompt_context = _count_by_cell(owners + 1, per_cell, len(tenants) + 1)[:, 1:]
-    most = prompt_context.argmax(1) if tenants else np.zeros(len(prompt_context), int)
+    main_owners = prompt_context.argmax(1) if tenants else np.zeros(len(prompt_context), int)
     return {
         "count": len(states),
         "per_cell": per_cell,
         "states": "".join(map(str, shown.tolist())),
         "mixes": mixes.tolist() if per_cell > 1 else [],
-        "owners": np.where(prompt_context.any(1), most, -1).tolist(),
+        "owners": np.where(prompt_context.any(1), main_owners, -1).tolist(),
         "tenants": tenants,
         "counts": {kind.name.lower(): int(mixes[:, kind].sum()) for kind in BlockState},
     }

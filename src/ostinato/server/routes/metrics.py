@@ -10,13 +10,12 @@ otherwise tenants are ``tenant-1``, ``tenant-2``, in order of their first reques
 
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from itertools import count
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,15 +27,10 @@ from ostinato.server.access.callers import ADMIN_ONLY, Caller
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState, StateDep
-from ostinato.server.telemetry.engine_metrics import engine_metrics
+from ostinato.server.telemetry import request_figures as figures
+from ostinato.server.telemetry.engine_figures import engine_metrics
 from ostinato.server.telemetry.observer import Observer, ServedRequest
 from ostinato.server.telemetry.tenant_usage import TenantUsage
-
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-"""Histogram bounds of latencies."""
-
-GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-"""Histogram bounds of the time between two tokens."""
 
 _UNROUTED = "(none)"
 """The route of responses without one."""
@@ -84,63 +78,19 @@ class ServerMetrics(Observer, Collector):
         self._tenant_numbers: dict[str, int] = {}
         self._next_number = count(1)
         self._snapshot: Snapshot | None = None
-        counter = partial(Counter, registry=self.registry)
-        seconds = partial(Histogram, buckets=SECONDS, registry=self.registry)
-        self._requests = counter(
-            "ostinato_requests",
-            "Requests that ended, by the finish reason of their first continuation, or error, or "
-            "gone if the client disconnected.",
-            ["finish_reason"],
-        )
-        self._refused = counter(
-            "ostinato_refused_requests",
-            "Requests refused at admission, by status: 429 for a full queue or a limit.",
-            ["status"],
-        )
-        self._generated = counter(
-            "ostinato_generated_tokens", "Tokens generated for requests that ended."
-        )
-        self._ignored_fields = counter(
-            "ostinato_ignored_fields",
-            "Fields of requests that this server does not know, and tools left out of prompts.",
-            ["path"],
-        )
-        self._set_aside = counter(
-            "ostinato_set_aside",
-            "Texts of prompts that a constant took the place of, by the rule that names them.",
-            ["rule"],
-        )
-        self._late_rules = counter(
-            "ostinato_set_aside_timeouts",
-            "Prompts in which a rule was not tried to the end, since it took too long.",
-            ["rule"],
-        )
-        self._first_token = seconds(
-            "ostinato_time_to_first_token_seconds",
-            "Time from a request's arrival to its first token, by the share of its prompt that "
-            "hit.",
-            ["hit_share"],
-        )
-        self._gaps = seconds(
-            "ostinato_inter_token_latency_seconds",
-            "Time between two outputs of a request.",
-            buckets=GAPS,
-        )
-        self._queue = seconds(
-            "ostinato_queue_time_seconds",
-            "Time from a request's arrival at the engine to its first step.",
-        )
-        self._duration = seconds(
-            "ostinato_request_duration_seconds", "Time from a request's arrival to its end."
-        )
-        self._http = counter(
-            "ostinato_http_requests", "Answers over HTTP.", ["method", "route", "status"]
-        )
-        self._http_time = seconds(
-            "ostinato_http_request_duration_seconds",
-            "Time from a request over HTTP to its last byte.",
-            ["route"],
-        )
+        registry = self.registry
+        self._requests = figures.REQUESTS.registered(registry)
+        self._refused = figures.REFUSED.registered(registry)
+        self._generated = figures.GENERATED.registered(registry)
+        self._ignored_fields = figures.IGNORED_FIELDS.registered(registry)
+        self._set_aside = figures.SET_ASIDE.registered(registry)
+        self._late_rules = figures.LATE_RULES.registered(registry)
+        self._first_token = figures.FIRST_TOKEN.registered(registry)
+        self._gaps = figures.OUTPUT_GAPS.registered(registry)
+        self._queue = figures.QUEUE.registered(registry)
+        self._duration = figures.DURATION.registered(registry)
+        self._http = figures.HTTP.registered(registry)
+        self._http_time = figures.HTTP_TIME.registered(registry)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -193,29 +143,23 @@ class ServerMetrics(Observer, Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics that are read at each scrape."""
-        yield InfoMetricFamily(
-            "ostinato_build", "Version of Ostinato.", {"version": ostinato.__version__}
-        )
+        yield figures.BUILD.family({"version": ostinato.__version__})
         if self._snapshot is not None:
             yield from engine_metrics(self._snapshot)
         yield self._tenants()
 
     def _tenants(self) -> Metric:
         """Return the hits and misses of each tenant, by its name or number."""
-        family = CounterMetricFamily(
-            "ostinato_tenant_prompt_tokens",
-            "Prompt tokens of a tenant's requests that hit the cache, or missed it.",
-            labels=["tenant", "result"],
-        )
         accounts = self._usage.accounts.copy()
         self._tenant_numbers = {  # except erased tenants
             name: self._tenant_numbers.get(name) or next(self._next_number) for name in accounts
         }
+        hits = dict[tuple[str, ...], float]()
         for name, account in accounts.items():
             label = name if self._names_tenants else f"tenant-{self._tenant_numbers[name]}"
-            family.add_metric([label, "hit"], account.prompt.hit)
-            family.add_metric([label, "miss"], account.prompt.computed)
-        return family
+            hits[label, "hit"] = account.prompt.hit
+            hits[label, "miss"] = account.prompt.computed
+        return figures.TENANTS.family(hits)
 
 
 class HttpMetrics:

@@ -94,21 +94,21 @@ def _complete(operation: dict[str, Any], route: APIRoute, has_keys: bool) -> Non
     for status in sorted(_statuses(route, has_keys)):
         described = responses.setdefault(str(status), {"description": _REASONS[status]})
         described.setdefault("content", body)
-    wanted = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-    if wanted.get("schema", {}).get("$ref", "").rpartition("/")[2] in _STREAMED:
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    if content.get("schema", {}).get("$ref", "").rpartition("/")[2] in _STREAMED:
         responses["200"]["content"] |= _EVENTS
 
 
 def _statuses(route: APIRoute, has_keys: bool) -> set[int]:
     """Return the statuses of a route's errors."""
-    asked, statuses = route.dependant, set() if has_keys else {403}
-    if _depends_on(asked, require_caller):
+    dependant, statuses = route.dependant, set() if has_keys else {403}
+    if _depends_on(dependant, require_caller):
         statuses |= {401}
-    if _depends_on(asked, require_administrator):
+    if _depends_on(dependant, require_administrator):
         statuses |= {403}
     if "GET" not in (route.methods or ()):
         statuses |= {400, 401, 408, 413, 429}
-    if asked.path_params or asked.query_params or asked.body_params:
+    if dependant.path_params or dependant.query_params or dependant.body_params:
         statuses |= {400, 404}
     if route.path.startswith(_OF_ENGINE):
         statuses |= {500, 503}

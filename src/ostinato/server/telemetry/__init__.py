@@ -5,6 +5,8 @@ Files in reading order:
 * ``observer``: the port of request observers
 * ``tenant_usage``: usage counters of all tenants
 * ``engine_watch``: reads engine counters without waiting for a long step
-* ``engine_metrics``: Prometheus metrics of the engine and of requests, ``/metrics``
+* ``figures``: what a figure is, and how displays derive from it
+* ``engine_figures``: the figures of the engine
+* ``request_figures``: the figures of requests
 * ``tracing``: OpenTelemetry spans
 """

@@ -4,6 +4,7 @@ Metrics, spans, recorders and quotas observe every completion. An observer is ca
 loop: it takes notes and returns, and never blocks.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 
 from ostinato.engine.requests.outputs import RequestOutput
@@ -11,6 +12,11 @@ from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.tenants.terms import LeaseReceipt
+
+
+def salt_label(salt: str) -> str:
+    """Return a label for a salt, which itself would give access to its tenant's cache."""
+    return f"salt {hashlib.sha256(salt.encode()).hexdigest()[:8]}" if salt else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +35,8 @@ class ServedRequest:
         error: The error it ended with, if any.
         is_gone: Whether its client disconnected early.
         lease: Receipt of the lease on its prompt; None if none was requested.
+        num_generated: Tokens generated so far, for all continuations.
+        tenant_name: The tenant's name; for anonymous callers, a label of their salt.
     """
 
     request_id: str
@@ -42,11 +50,19 @@ class ServedRequest:
     error: ApiError | None = None
     is_gone: bool = False
     lease: LeaseReceipt | None = None
+    num_generated: int = 0
+    tenant_name: str = field(init=False)
     _last_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Name the tenant."""
+        own_label = "" if self.caller.salt else salt_label(self.salt)
+        self.tenant_name = self.caller.tenant or own_label
 
     def note(self, output: RequestOutput, now_s: float) -> bool:
         """Keep the newest output and its time; return whether it is the first."""
         is_first, self.output = self.output is None, output
+        self.num_generated = sum([len(part.token_ids) for part in output.outputs])
         if is_first:
             self.first_token_s = now_s
         else:
@@ -62,12 +78,6 @@ class ServedRequest:
         if self.is_gone or self.output is None or not self.output.outputs:
             return "gone"
         return self.output.outputs[0].finish_reason or "gone"
-
-    @property
-    def num_generated(self) -> int:
-        """Tokens generated so far, for all continuations."""
-        parts = [] if self.output is None else self.output.outputs
-        return sum(len(part.token_ids) for part in parts)
 
     @property
     def time_to_first_token_s(self) -> float | None:

@@ -6,7 +6,6 @@ administrator the total. Memory is bounded: tenants after the first ``MAX_TENANT
 ``OTHERS``.
 """
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ class TenantUsage(Observer):
     def accepted(self, record: ServedRequest) -> None:
         """Remember the owner of a salt."""
         if len(self._names) < MAX_TENANTS:
-            self._names[tenant_of(record.salt.encode())] = _name_of(record)
+            self._names[tenant_of(record.salt.encode())] = record.tenant_name
 
     def first_token(self, record: ServedRequest) -> None:
         """Count a prompt and its first token."""
@@ -119,20 +118,13 @@ class TenantUsage(Observer):
         return self.accounts.pop(tenant, None) is not None
 
     def _account(self, record: ServedRequest) -> Account:
-        name = _name_of(record)
+        name = record.tenant_name
         if name not in self.accounts and len(self.accounts) >= MAX_TENANTS:
             name = OTHERS
-        return self.accounts.setdefault(name, Account())
-
-
-def _name_of(record: ServedRequest) -> str:
-    """Return the tenant's name; for anonymous callers, a label of their salt."""
-    return record.caller.tenant or ("" if record.caller.salt else salt_label(record.salt))
-
-
-def salt_label(salt: str) -> str:
-    """Return a label for a salt, which itself would give access to its tenant's cache."""
-    return f"salt {hashlib.sha256(salt.encode()).hexdigest()[:8]}" if salt else ""
+        account = self.accounts.get(name)
+        if account is None:
+            account = self.accounts[name] = Account()
+        return account
 
 
 def _ended(record: ServedRequest, now_s: float) -> EndedRequest:
@@ -142,7 +134,7 @@ def _ended(record: ServedRequest, now_s: float) -> EndedRequest:
     prompt = PromptTokens.of(record.output)
     return EndedRequest(
         id=record.request_id,
-        tenant=_name_of(record),
+        tenant=record.tenant_name,
         adapter=record.call.adapter,
         at_s=now_s,
         prompt=prompt.total,

@@ -91,26 +91,26 @@ class RequestTracer(Observer):
         self._provider.shutdown()
 
     def _attributes(self, record: ServedRequest) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "http.route": record.call.endpoint,
             "gen_ai.request.model": self._config.model_names[0],
             "ostinato.request_id": record.request_id,
             "ostinato.gone": record.is_gone,
         }
         if self._config.metrics_tenant_names and record.caller.tenant:
-            found["ostinato.tenant"] = record.caller.tenant
-        return found
+            attributes["ostinato.tenant"] = record.caller.tenant
+        return attributes
 
 
 def _phases(timings: RequestTimings, newest_s: float) -> list[tuple[str, float, float]]:
     """List a request's phases: name, begin and end by the engine's clock."""
     planned, first = timings.first_scheduled, timings.first_token
-    found = [("queue", timings.arrival, newest_s if planned is None else planned)]
+    phases = [("queue", timings.arrival, newest_s if planned is None else planned)]
     if planned is not None:
-        found.append(("prefill", planned, newest_s if first is None else first))
+        phases.append(("prefill", planned, newest_s if first is None else first))
     if first is not None:
-        found.append(("decode", first, newest_s))
-    return found
+        phases.append(("decode", first, newest_s))
+    return phases
 
 
 def _attributes_of(phase: str, record: ServedRequest) -> dict[str, Any]:

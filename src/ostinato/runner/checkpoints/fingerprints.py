@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
-from ostinato.runner.checkpoint import fingerprint, fingerprinted_files
+from ostinato.runner.checkpoints.checkpoint import fingerprint, fingerprinted_files
 
 logger = logging.getLogger("ostinato")
 

@@ -18,11 +18,11 @@ from transformers.utils import logging as transformers_logging
 
 from ostinato.errors import BrokenCheckpoint, UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
-from ostinato.runner.checkpoint import read_config
-from ostinato.runner.gguf_file import expert_width
-from ostinato.runner.model_support import auto_class
+from ostinato.runner.checkpoints.checkpoint import read_config
+from ostinato.runner.checkpoints.gguf_file import expert_width
+from ostinato.runner.loading.model_support import auto_class
+from ostinato.runner.loading.word_codes import WordCheckpoint
 from ostinato.runner.settings import DtypeName
-from ostinato.runner.word_codes import WordCheckpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.checkpoints.gguf_file import architecture_of
 from ostinato.runner.forward.codes import Codes, encode
 from ostinato.runner.forward.gguf_codes import NEAREST, PLAIN_KINDS, BlockRows, dequantized
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
-from ostinato.runner.gguf_file import architecture_of
-from ostinato.runner.weight_source import FileRange, equal_ranges
+from ostinato.runner.loading.weight_source import FileRange, equal_ranges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

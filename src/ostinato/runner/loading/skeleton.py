@@ -17,8 +17,8 @@ from transformers import PreTrainedConfig
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.registration import ATTENTION_NAME
 from ostinato.runner.kv.kv_store import KVSpec
-from ostinato.runner.model_support import auto_class
-from ostinato.runner.weight_source import WeightSource
+from ostinato.runner.loading.model_support import auto_class
+from ostinato.runner.loading.weight_source import WeightSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

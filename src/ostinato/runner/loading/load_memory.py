@@ -11,8 +11,8 @@ from ostinato.core.errors import ConfigError
 from ostinato.runner.experts.mixture import expert_weights
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.kv.kv_store import KVSpec
+from ostinato.runner.loading.weight_source import WeightSource
 from ostinato.runner.memory import available_bytes
-from ostinato.runner.weight_source import WeightSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import BrokenCheckpoint
-from ostinato.runner.gguf_file import parts
+from ostinato.runner.checkpoints.gguf_file import parts
 
 CONFIG_FILE = "config.json"
 _SINGLE_FILE = "model.safetensors"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import ConfigError
-from ostinato.runner.fetched_models import published_sampling
-from ostinato.runner.gguf_file import fields_of
+from ostinato.runner.checkpoints.fetched_models import published_sampling
+from ostinato.runner.checkpoints.gguf_file import fields_of
 
 GENERATION_FILE = "generation_config.json"
 

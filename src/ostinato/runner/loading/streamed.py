@@ -22,6 +22,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.checkpoints.load_progress import LoadProgress
 from ostinato.runner.experts.mixture import expert_weights
 from ostinato.runner.experts.stack import ExpertStack, padded
 from ostinato.runner.forward.fused import FusedForward
@@ -31,18 +32,12 @@ from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.forward.structure import parse_decoder
-from ostinato.runner.gguf_source import GgufSource
 from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.kv.kv_store import KVSpec
-from ostinato.runner.load_memory import KVBytes, check_memory
-from ostinato.runner.load_progress import LoadProgress
-from ostinato.runner.merged_experts import MergedExperts
-from ostinato.runner.model_call import ModelCall
-from ostinato.runner.native.packed import PackedWeight, required_library
-from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
-from ostinato.runner.quantization import quantization_settings
-from ostinato.runner.settings import AttentionName, ForwardName
-from ostinato.runner.skeleton import (
+from ostinato.runner.loading.gguf_source import GgufSource
+from ostinato.runner.loading.load_memory import KVBytes, check_memory
+from ostinato.runner.loading.merged_experts import MergedExperts
+from ostinato.runner.loading.skeleton import (
     build_skeleton,
     cut_to_trial,
     fill,
@@ -50,7 +45,12 @@ from ostinato.runner.skeleton import (
     reads_all,
     trial_layers,
 )
-from ostinato.runner.weight_source import SafetensorsSource, WeightSource
+from ostinato.runner.loading.weight_source import SafetensorsSource, WeightSource
+from ostinato.runner.model_call import ModelCall
+from ostinato.runner.native.packed import PackedWeight, required_library
+from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
+from ostinato.runner.quantization import quantization_settings
+from ostinato.runner.settings import AttentionName, ForwardName
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.runner.forward.quantized import StoredRows
-from ostinato.runner.weight_source import WeightSource
+from ostinato.runner.loading.weight_source import WeightSource
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}

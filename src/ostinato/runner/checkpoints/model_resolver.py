@@ -10,8 +10,8 @@ from pathlib import Path
 import huggingface_hub
 
 from ostinato.errors import ConfigError, ModelNotFound
-from ostinato.runner.fetched_models import FETCHED_MODELS, fetched_file
-from ostinato.runner.gguf_file import find_gguf, first_part, parts
+from ostinato.runner.checkpoints.fetched_models import FETCHED_MODELS, fetched_file
+from ostinato.runner.checkpoints.gguf_file import find_gguf, first_part, parts
 
 EMBEDDED_MODELS = ("tiny-shakespeare",)
 """Models that come inside the package."""

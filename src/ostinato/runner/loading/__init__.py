@@ -1,0 +1,15 @@
+"""Loads weights into models, in every format of checkpoints.
+
+Files in reading order:
+
+* ``model_support``: checks that a model can be served correctly
+* ``pretrained``: reads config, weights and tokenizer with ``transformers``
+* ``weight_source``: weights of a checkpoint, read from its files one by one
+* ``merged_experts``: the experts of a layer as one weight
+* ``gguf_source``: the weights of a GGUF file, read one by one under the names of the model
+* ``compressed_codes``: the codes of a compressed-tensors checkpoint for a model's linear layers
+* ``word_codes``: the codes of GPTQ, AWQ, or compressed-tensors with zero points
+* ``load_memory``: checks that a model fits in free memory before its weights are read
+* ``skeleton``: models without weights
+* ``streamed``: loads a model weight by weight
+"""
