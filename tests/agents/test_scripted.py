@@ -50,15 +50,10 @@ def ask(client: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> di
     return answer.json()["choices"][0]["message"]
 
 
-def heads_of(llm: ScriptedLLM) -> list[Any]:
-    """Return the beginnings of prompts that are prepared."""
-    return list(llm.engine.rebase._heads())
-
-
 def num_prepared(llm: ScriptedLLM) -> int:
     """Return the tokens of what is prepared inside the loop of the last request."""
     prompt = llm.turns[-1].prompt
-    heads = [head for head in heads_of(llm) if head.in_loop and head.is_whole]
+    heads = [head for head in llm.engine.rebase.heads if head.in_loop and head.is_whole]
     ours = (head for head in heads if [*head.key.tokens[: head.start]] == prompt[: head.start])
     return max((head.end for head in ours), default=0)
 
@@ -91,7 +86,9 @@ def test_the_loop_after_a_question_hits_what_the_ledger_and_the_idle_steps_left(
     llm.turns = list[Turn]()
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You help with rivers."}]
     play_loop(client, messages, "Play.")
-    wait_until(lambda: [head for head in heads_of(llm) if head.is_whole and not head.in_loop])
+    wait_until(
+        lambda: [head for head in llm.engine.rebase.heads if head.is_whole and not head.in_loop]
+    )
     prepared = llm.engine.rebase.counts
     play_loop(client, messages, "Play once more.")
 

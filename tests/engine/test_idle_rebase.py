@@ -163,7 +163,7 @@ def test_inside_a_loop_each_head_takes_over_the_rows_of_the_one_before():
         assert idle.offer(f"{number}", head, in_loop=number < 2)
         idle.rest()
         assert idle.numbers == (len(head) - 8, 0, 0)
-        assert len(idle.rebase._accounts[b""].heads) == 1
+        assert len(idle.rebase.heads) == 1
     idle.ask("question", LOOP_HEADS[-1] + "next")
     assert idle.numbers == (20, 20, 0)
 

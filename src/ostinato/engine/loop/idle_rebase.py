@@ -25,7 +25,7 @@ the others wasted. Where less than a third is used, a tenant's heads are prepare
 import logging
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -219,6 +219,11 @@ class IdleRebase:
         return self._used_by.get(request_id, 0)
 
     @property
+    def heads(self) -> list[_Head]:
+        """Beginnings of prompts that wait for their next request, of all tenants."""
+        return [head for account in list(self._accounts.values()) for head in account.heads]
+
+    @property
     def counts(self) -> RebaseCounts:
         """Rows of all tenants."""
         total = replace(self._past, queued=len(self._queue))
@@ -250,12 +255,11 @@ class IdleRebase:
         """
         if not self.is_prepared(request_id) or self._tickets.pop(request_id) != identity:
             return False
-        if in_loop and self._piece is None:
-            return False
         key = PrefixKey(identity, tokens)
         num_cached = self._cache.manager.match(key, len(tokens)).num_tokens
         is_long = len(tokens) >= self._scheduler.config.max_model_len
-        if len(tokens) - num_cached < self._cache.block_size or is_long:
+        is_short = len(tokens) - num_cached < self._cache.block_size
+        if is_short or is_long or (in_loop and self._piece is None):
             return False
         account = self._accounts.setdefault(identity.owner, _Account())
         self._accounts.move_to_end(identity.owner)
@@ -408,12 +412,8 @@ class IdleRebase:
     def _remove(self, matches: Callable[[Identity], bool]) -> None:
         for name in [n for n, identity in self._tickets.items() if matches(identity)]:
             del self._tickets[name]
-        for head in [h for h in self._heads() if matches(h.key.identity)]:
+        for head in [h for h in self.heads if matches(h.key.identity)]:
             self._drop(head)
-
-    def _heads(self) -> Iterator[_Head]:
-        for account in list(self._accounts.values()):
-            yield from list(account.heads)
 
     def _give_up(self, account: _Account, head: _Head) -> None:
         """Settle a head that was not used, and free its blocks."""
