@@ -5,12 +5,14 @@
     python benchmarks/products.py                       # bfloat16 and float32, one thread
     python benchmarks/products.py --rows 1,16 --rounds 30 --dtypes bfloat16
     python benchmarks/products.py --dtypes bfloat16 --formats plain,int8,int4
+    python benchmarks/products.py --rows 1,2,4,8,16 --formats plain,int8,int4 --ratios
 
 Each line is a product of a layer of Qwen3-0.6B, with oneDNN as torch calls it for a weight that it
 has packed, and with ours on every instruction set that the processor has, by turns, round by round;
-with ``--formats``, on the best set alone, with weights of several formats.
+with ``--formats``, on the best set alone, with weights of several formats; with ``--ratios``, as
+multiples of one row alone, so that the price of a row more can be read off.
 Several weights take turns where rows are few, so that none is in the processor's caches. The least
-processor time of all rounds counts: on a busy machine it is what can be compared.
+time of all rounds counts; of one thread its processor time, which a busy machine changes least.
 """
 
 import argparse
@@ -40,7 +42,7 @@ WEIGHT_BYTES = 96 << 20
 def main() -> None:
     """Measure and print."""
     arguments = _arguments()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     native = library()
     assert native is not None, "the library is what is measured"
     formats = arguments.formats.split(",")
@@ -49,16 +51,25 @@ def main() -> None:
         (format, isa) for format in formats for isa in (sets if len(formats) == 1 else sets[-1:])
     ]
     names = [format if len(formats) > 1 else isa.name for format, isa in ways]
+    counts = [int(count) for count in arguments.rows.split(",")]
+    clock = time.process_time if arguments.threads == 1 else time.perf_counter
     table = Table("dtype", "outputs", "inputs", "rows", "oneDNN", *names)
     for name in arguments.dtypes.split(","):
         for shape in SHAPES:
-            for num_rows in map(int, arguments.rows.split(",")):
+            alone: list[float] = []
+            for num_rows in counts:
                 scene = Scene(getattr(torch, name), shape, num_rows)
                 runs = [scene.onednn(), *(scene.ours(format, isa) for format, isa in ways)]
-                least = _least(runs, arguments.rounds if num_rows <= FEW_ROWS else 4)
-                cells = [f"{seconds * 1e3:.2f}" for seconds in least]
+                least = _least(runs, arguments.rounds if num_rows <= FEW_ROWS else 4, clock)
+                alone = alone or least
+                cells = [
+                    f"{seconds * 1e3:.2f}" + arguments.ratios * f" {seconds / one:5.2f}"
+                    for seconds, one in zip(least, alone, strict=True)
+                ]
                 table.add_row(name, *map(str, shape), str(num_rows), *cells)
-    Console(width=110).print(table, "Milliseconds of processor time.")
+    Console(width=130).print(
+        table, "Milliseconds; beside them, with --ratios, of those of the first."
+    )
 
 
 @dataclass
@@ -84,9 +95,12 @@ class Scene:
     def onednn(self) -> Run:
         """Return what multiplies with each weight by oneDNN."""
         reorder = torch.ops.mkldnn._reorder_linear_weight
-        reordered: list[Tensor] = [
-            reorder(self.weight, None) for _ in range(self._count(self.weight.nbytes))
-        ]
+        try:
+            reordered: list[Tensor] = [
+                reorder(self.weight, None) for _ in range(self._count(self.weight.nbytes))
+            ]
+        except RuntimeError:  # bfloat16 without AVX-512
+            return Run(0, lambda: None)
 
         def run() -> None:
             for weight in reordered:
@@ -115,15 +129,15 @@ class Scene:
         return max(1, WEIGHT_BYTES // weight_bytes) if len(self.rows) <= FEW_ROWS else 1
 
 
-def _least(runs: list[Run], rounds: int) -> list[float]:
-    """Return the least processor time of each for one weight, in seconds."""
-    least = [float("inf")] * len(runs)
+def _least(runs: list[Run], rounds: int, clock: Callable[[], float]) -> list[float]:
+    """Return the least time of each for one weight, in seconds; NaN where there is none."""
+    least = [float("inf") if run.num_weights else float("nan") for run in runs]
     for _ in range(rounds):
         for index, run in enumerate(runs):
-            start = time.process_time()
+            start = clock()
             run.run()
-            spent = (time.process_time() - start) / run.num_weights
-            least[index] = min(least[index], spent)
+            if run.num_weights:
+                least[index] = min(least[index], (clock() - start) / run.num_weights)
     return least
 
 
@@ -133,6 +147,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--formats", default="plain", help="of plain, int8, int4, w8a8 and w4a8")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of more than one, time by the clock"
+    )
+    parser.add_argument(
+        "--ratios", action="store_true", help="also as multiples of the fewest rows"
+    )
     return parser.parse_args()
 
 

@@ -109,8 +109,6 @@ FIELD_WORDS = frozenset({"connection_made", "most_common", "least_loaded", "leas
 """Names of asyncio, of ``Counter``, and of load balancing."""
 
 MAX_DIALECT = {
-    "engine": 96,
-    "tiers": 63,
     "observe": 6,  # the fields of Difference and the parameter of top_prefixes are public
     "cli": 3,  # keys of ``ostinato demo --json``
     "cache": 3,  # so is CacheManager.admit(most_new=)

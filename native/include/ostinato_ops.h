@@ -156,6 +156,10 @@ OST_EXPORT void ost_unpack(const ost_packing *packing);
 /* How a packed weight's numbers are kept: as the product's format, or as codes of fewer bits. */
 enum ost_weight_format { OST_PLAIN = 0, OST_INT8 = 1, OST_INT4 = 2 };
 
+/* A format of scales and minima of codes, beside those of ost_dtype: for each superblock of 256 inputs
+ * and each tile, a float16 factor of each output, then a signed byte of each group and output. */
+enum ost_scale_format { OST_SUPERBLOCKS = 4 };
+
 /* What rows are before they are packed as codes: codes in bytes, numbers, or blocks of a GGUF file. */
 enum ost_row_kind {
   OST_ROWS_CODES = 0,   /* kept as they are, without scales */
@@ -167,14 +171,18 @@ enum ost_row_kind {
   OST_ROWS_Q8_0 = 6,
   OST_ROWS_Q4_K = 7,
   OST_ROWS_Q5_K = 8,
-  OST_ROWS_Q6_K = 9 /* the nearest codes of the numbers in dtype */
+  OST_ROWS_Q6_K = 9,
+  OST_ROWS_Q2_K = 10,
+  OST_ROWS_Q3_K = 11,
+  OST_ROWS_IQ4_NL = 12,
+  OST_ROWS_IQ4_XS = 13
 };
 
-/* Rows, and their place in a packed weight of codes. Blocks of 5, 6 and 8 bits are packed in 8 bits;
- * those of 4 bits in either. A weight with minima takes rows without, whose minima are 0. */
+/* Rows, and their place in a packed weight of codes. Blocks of 5, 6 and 8 bits and those with tables are
+ * packed in 8 bits; those of up to 4 bits in either. A weight with minima takes rows without, whose minima are 0. */
 typedef struct ost_code_packing {
   void *tiles;          /* see weight_tiles.h; of the outputs of these rows, all inputs are written */
-  void *scales;         /* [output / 32][group][32] of scale_dtype, or null */
+  void *scales;         /* [output / 32][group][32] of scale_dtype, or superblocks, or null */
   void *minima;         /* likewise */
   const void *rows;     /* row_bytes each */
   const int64_t *order; /* (num_rows,), which row each output is; null if they are in order */
@@ -186,7 +194,7 @@ typedef struct ost_code_packing {
   int32_t dtype; /* of numbers, any format */
   int32_t weight_format;
   int32_t scale_dtype;
-  int32_t group_size; /* inputs, a multiple of 32; of blocks, 32 */
+  int32_t group_size; /* inputs, a multiple of 32; of blocks, 32, and 16 or 32 with superblocks */
   int32_t padding;    /* the code of inputs that only fill up the last step */
   int32_t num_threads;
 } ost_code_packing;
@@ -216,8 +224,8 @@ typedef struct ost_product {
   const void *minima;  /* of codes, or null */
   const void *zeros;   /* of codes, int8_t, or null; never beside minima */
   const int32_t *order; /* of codes: which number of a row each used input is; null if they are in order */
-  int32_t scale_dtype; /* of scales and minima, any format */
-  int32_t group_size;  /* inputs, a multiple of 32 */
+  int32_t scale_dtype; /* of scales and minima, any format, or superblocks */
+  int32_t group_size;  /* inputs, a multiple of 32, or 16 with superblocks */
   int32_t used_inputs; /* inputs that do not only fill it up */
   int32_t activation_bits; /* of codes: 8 if rows become integers of 8 bits by their largest; else 0 */
 } ost_product;

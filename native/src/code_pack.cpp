@@ -3,8 +3,10 @@
 // A unit is a tile. Its rows go side by side, a chunk of 32 inputs at a time, so that what a chunk
 // writes stays in the level 1 cache: 512 bytes of 4 bits, 1,024 of 8.
 #include <algorithm>
+#include <type_traits>
 
 #include "code_rows.h"
+#include "scale_tiles.h"
 #include "weight_tiles.h"
 #include "work.h"
 
@@ -30,7 +32,7 @@ inline void put_nibbles(const uint8_t *codes, int64_t output, uint8_t *chunk) {
   }
 }
 
-inline void put_bytes(const uint8_t *codes, int64_t output, uint8_t *chunk) {
+inline void put_code_bytes(const uint8_t *codes, int64_t output, uint8_t *chunk) {
   for (int64_t pair = 0; pair < kChunk / 2; ++pair)
     std::memcpy(chunk + (pair * kTileOutputs + output) * 2, codes + pair * 2, 2);
 }
@@ -54,14 +56,13 @@ class TilePacking {
   }
 
   void pack() {
-    const int64_t chunks_per_group = p_.group_size / kChunk;
     uint8_t *chunk = tiles_;
     for (int64_t c = 0; c < num_chunks_; ++c) {
-      if (c % chunks_per_group == 0) begin_group(c, c / chunks_per_group);
+      begin_chunk(c);
       if (is_small())
         put<put_nibbles, 0>(c, chunk);
       else
-        put<put_bytes, Kind::kBits == 4 ? Kind::kZero : 0>(c, chunk);
+        put<put_code_bytes, Kind::kBits == 4 ? Kind::kZero : 0>(c, chunk);
       chunk += kChunk * kTileOutputs * (is_small() ? 4 : 8) / 8;
     }
   }
@@ -69,16 +70,36 @@ class TilePacking {
  private:
   bool is_small() const { return p_.weight_format == OST_INT4; }
 
-  void begin_group(int64_t chunk, int64_t group) {
+  // Groups that begin with it: one, or two of 16 inputs.
+  void begin_chunk(int64_t chunk) {
+    const int64_t first_input = chunk * kChunk;
+    if (first_input % p_.group_size != 0) return;
     for (int64_t i = 0; i < last_ - first_; ++i)
       groups_[i] = Kind::begin(p_, rows_[i], chunk);
     if (p_.scales == nullptr) return;
-    const int64_t place = scales_ + group * kTileOutputs + first_ % kTileOutputs;
-    for (int64_t i = 0; i < last_ - first_; ++i) {
-      store_element(p_.scales, p_.scale_dtype, place + i, groups_[i].scale);
-      if (p_.minima != nullptr)
-        store_element(p_.minima, p_.scale_dtype, place + i, groups_[i].minimum);
+    const int64_t num_parts = std::max<int64_t>(1, kChunk / p_.group_size);
+    for (int64_t part = 0; part < num_parts; ++part) {
+      const int64_t group = first_input / p_.group_size + part;
+      const int64_t place = scales_ + group * kTileOutputs + first_ % kTileOutputs;
+      for (int64_t i = 0; i < last_ - first_; ++i) put_scale(place + i, part, groups_[i]);
     }
+  }
+
+  void put_scale(int64_t place, int64_t part, const typename Kind::Scale &own) {
+    if (p_.scale_dtype != OST_SUPERBLOCKS) {
+      const GroupScale group = own.of_part(part);
+      store_element(p_.scales, p_.scale_dtype, place, group.scale);
+      if (p_.minima != nullptr) store_element(p_.minima, p_.scale_dtype, place, group.minimum);
+    } else if constexpr (std::is_same_v<typename Kind::Scale, SuperScale>) {
+      put_bytes(p_.scales, place, own.factor, own.scales[part]);
+      if (p_.minima != nullptr) put_bytes(p_.minima, place, own.minimum_factor, own.minima[part]);
+    }
+  }
+
+  void put_bytes(void *tiles, int64_t place, uint16_t factor, int8_t byte) {
+    const SuperblockPlace at(place, p_.group_size);
+    std::memcpy(static_cast<char *>(tiles) + at.factors, &factor, sizeof factor);
+    std::memcpy(static_cast<char *>(tiles) + at.bytes, &byte, sizeof byte);
   }
 
   template <void (*kPut)(const uint8_t *, int64_t, uint8_t *), int32_t kLess>
@@ -97,7 +118,7 @@ class TilePacking {
   int64_t scales_;
   uint8_t *tiles_;
   const uint8_t *rows_[kTileOutputs];
-  GroupScale groups_[kTileOutputs];
+  typename Kind::Scale groups_[kTileOutputs];
 };
 
 template <class Kind>
@@ -114,7 +135,8 @@ using Packer = void (*)(const void *, int64_t, int64_t);
 constexpr Packer kPackers[] = {pack_tiles<Codes>, pack_tiles<Numbers>, pack_tiles<Q40>,
                                pack_tiles<Q41>,   pack_tiles<Q50>,     pack_tiles<Q51>,
                                pack_tiles<Q80>,   pack_tiles<Q4K>,     pack_tiles<Q5K>,
-                               pack_tiles<Q6K>};
+                               pack_tiles<Q6K>,   pack_tiles<Q2K>,     pack_tiles<Q3K>,
+                               pack_tiles<IQ4NL>, pack_tiles<IQ4XS>};
 
 }  // namespace
 

@@ -1,13 +1,13 @@
 // What rows of a weight become codes from: blocks of a GGUF file, plain numbers, or bytes.
 //
-// A chunk is 32 inputs of a row, which is a group of most blocks. A kind has
+// A chunk is 32 inputs of a row, which is a group of most blocks, and two groups of some. A kind has
 //
 //     kBits, kZero         bits of its own codes, and which of them is zero where there is no minimum
-//     begin(...)           at the first chunk of a group: its scale and minimum
+//     Scale                of a group, or of the groups of a chunk
+//     begin(...)           at the first chunk of a group: its scale
 //     codes(...)           a chunk's codes, in bytes
 //
-// Blocks whose groups have 16 inputs become numbers first, rounded to the compute dtype, and then the
-// nearest codes, as codes.py has them. Layouts: ggml-common.h of llama.cpp.
+// Layouts: ggml-common.h of llama.cpp.
 #pragma once
 
 #include <algorithm>
@@ -25,13 +25,26 @@ constexpr int64_t kChunksPerSuper = 8;  // of blocks of 256
 
 struct GroupScale {
   float scale, minimum;
+  GroupScale of_part(int64_t) const { return *this; }
 };
 
-inline float half_at(const uint8_t *bytes) {
+// Of the groups of a chunk in a block of 256: bytes, and what they are times. Groups of 32 are both parts.
+struct SuperScale {
+  uint16_t factor, minimum_factor;  // float16
+  int8_t scales[2], minima[2];
+  GroupScale of_part(int64_t part) const {
+    return {float_of_float16(factor) * static_cast<float>(scales[part]),
+            float_of_float16(minimum_factor) * static_cast<float>(minima[part])};
+  }
+};
+
+inline uint16_t half_bits_at(const uint8_t *bytes) {
   uint16_t half;
   std::memcpy(&half, bytes, sizeof half);
-  return float_of_float16(half);
+  return half;
 }
+
+inline float half_at(const uint8_t *bytes) { return float_of_float16(half_bits_at(bytes)); }
 
 // Low halves of 16 bytes, then their high halves.
 inline void split_nibbles(const uint8_t *bytes, uint8_t *codes) {
@@ -43,6 +56,7 @@ inline void split_nibbles(const uint8_t *bytes, uint8_t *codes) {
 
 template <int kBlockBytes, int kBits_, int32_t kZero_>
 struct SmallBlocks {
+  using Scale = GroupScale;
   static constexpr int kBits = kBits_;
   static constexpr int32_t kZero = kZero_;
   static const uint8_t *block(const uint8_t *row, int64_t chunk) { return row + chunk * kBlockBytes; }
@@ -106,16 +120,45 @@ struct Q80 : SmallBlocks<34, 8, 0> {
   }
 };
 
-// Blocks of 256 inputs: two halves, twelve bytes with scales and minima of 6 bits, further bits, nibbles.
-template <int kBlockBytes, int kBits_>
+// Codes of 4 bits that are places in a table.
+inline void look_up_nibbles(const uint8_t *bytes, uint8_t *codes) {
+  constexpr int8_t table[] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                              1,    13,   25,  38,  53,  69,  89,  113};
+  split_nibbles(bytes, codes);
+  for (int i = 0; i < kChunk; ++i) codes[i] = static_cast<uint8_t>(table[codes[i]]);
+}
+
+struct IQ4NL : SmallBlocks<18, 8, 0> {
+  static GroupScale begin(const ost_code_packing &, const uint8_t *row, int64_t chunk) {
+    return {half_at(block(row, chunk)), 0.f};
+  }
+  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, GroupScale,
+                    uint8_t *out) {
+    look_up_nibbles(block(row, chunk) + 2, out);
+  }
+};
+
+// Blocks of 256 inputs.
+template <int kBlockBytes, int kBits_, int32_t kZero_ = 0>
 struct SuperBlocks {
+  using Scale = SuperScale;
   static constexpr int kBits = kBits_;
-  static constexpr int32_t kZero = 0;
+  static constexpr int32_t kZero = kZero_;
   static const uint8_t *block(const uint8_t *row, int64_t chunk) {
     return row + chunk / kChunksPerSuper * kBlockBytes;
   }
-  static GroupScale begin(const ost_code_packing &, const uint8_t *row, int64_t chunk) {
-    const uint8_t *from = block(row, chunk), *six = from + 4;
+  // Codes of two bits: of each half of a block, four chunks share 32 bytes.
+  static void two_bits(const uint8_t *from, int64_t group, uint8_t *out) {
+    const int shift = static_cast<int>(2 * (group % 4));
+    for (int i = 0; i < kChunk; ++i) out[i] = from[group / 4 * 32 + i] >> shift & 3;
+  }
+};
+
+// Two halves, twelve bytes with scales and minima of 6 bits, further bits, nibbles.
+template <int kBlockBytes, int kBits_>
+struct SixBitScales : SuperBlocks<kBlockBytes, kBits_> {
+  static SuperScale begin(const ost_code_packing &, const uint8_t *row, int64_t chunk) {
+    const uint8_t *from = SuperBlocks<kBlockBytes, kBits_>::block(row, chunk), *six = from + 4;
     const int64_t group = chunk % kChunksPerSuper;
     int32_t scale, minimum;
     if (group < 4) {
@@ -125,32 +168,106 @@ struct SuperBlocks {
       scale = (six[group + 4] & 15) | (six[group - 4] >> 6) << 4;
       minimum = six[group + 4] >> 4 | (six[group] >> 6) << 4;
     }
-    return {half_at(from) * static_cast<float>(scale),
-            -(half_at(from + 2) * static_cast<float>(minimum))};
+    const auto own = static_cast<int8_t>(scale), less = static_cast<int8_t>(-minimum);
+    return {half_bits_at(from), half_bits_at(from + 2), {own, own}, {less, less}};
   }
   // The last 128 bytes: each 32 of them have two groups.
   static void nibbles(const uint8_t *row, int64_t chunk, uint8_t *out) {
     const int64_t group = chunk % kChunksPerSuper;
-    const uint8_t *from = block(row, chunk) + kBlockBytes - 128 + group / 2 * 32;
+    const uint8_t *block = SuperBlocks<kBlockBytes, kBits_>::block(row, chunk);
+    const uint8_t *from = block + kBlockBytes - 128 + group / 2 * 32;
     const int shift = group % 2 == 0 ? 0 : 4;
-    for (int i = 0; i < 32; ++i) out[i] = from[i] >> shift & 15;
+    for (int i = 0; i < kChunk; ++i) out[i] = from[i] >> shift & 15;
   }
 };
 
-struct Q4K : SuperBlocks<144, 4> {
-  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, GroupScale,
+struct Q4K : SixBitScales<144, 4> {
+  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, SuperScale,
                     uint8_t *out) {
     nibbles(row, chunk, out);
   }
 };
 
-struct Q5K : SuperBlocks<176, 8> {
-  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, GroupScale,
+struct Q5K : SixBitScales<176, 8> {
+  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, SuperScale,
                     uint8_t *out) {
     nibbles(row, chunk, out);
     const uint8_t *high = block(row, chunk) + 16;
     const int shift = static_cast<int>(chunk % kChunksPerSuper);
-    for (int i = 0; i < 32; ++i) out[i] |= (high[i] >> shift & 1) << 4;
+    for (int i = 0; i < kChunk; ++i) out[i] |= (high[i] >> shift & 1) << 4;
+  }
+};
+
+// Nibbles of 16 groups, scale and minimum in a byte; codes of two bits; two halves.
+struct Q2K : SuperBlocks<84, 4> {
+  static SuperScale begin(const ost_code_packing &, const uint8_t *row, int64_t chunk) {
+    const uint8_t *from = block(row, chunk), *both = from + chunk % kChunksPerSuper * 2;
+    const auto minimum = [&](int part) { return static_cast<int8_t>(-(both[part] >> 4)); };
+    return {half_bits_at(from + 80),
+            half_bits_at(from + 82),
+            {static_cast<int8_t>(both[0] & 15), static_cast<int8_t>(both[1] & 15)},
+            {minimum(0), minimum(1)}};
+  }
+  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, SuperScale,
+                    uint8_t *out) {
+    two_bits(block(row, chunk) + 16, chunk % kChunksPerSuper, out);
+  }
+};
+
+// A third bit of each code, two bits, twelve bytes with scales of 6 bits, a half.
+struct Q3K : SuperBlocks<110, 4, 8> {
+  static SuperScale begin(const ost_code_packing &, const uint8_t *row, int64_t chunk) {
+    const uint8_t *from = block(row, chunk), *six = from + 96;
+    const auto scale = [&](int64_t group) {
+      const int32_t low = six[group % 8] >> (group < 8 ? 0 : 4) & 15;
+      const int32_t high = six[8 + group % 4] >> group / 4 * 2 & 3;
+      return static_cast<int8_t>((low | high << 4) - 32);
+    };
+    const int64_t group = chunk % kChunksPerSuper * 2;
+    return {half_bits_at(from + 108), 0, {scale(group), scale(group + 1)}, {0, 0}};
+  }
+  // Of -4 .. 3, as codes whose zero is 8.
+  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, SuperScale,
+                    uint8_t *out) {
+    const uint8_t *third = block(row, chunk);
+    const int shift = static_cast<int>(chunk % kChunksPerSuper);
+    two_bits(third + 32, chunk % kChunksPerSuper, out);
+    for (int i = 0; i < kChunk; ++i)
+      out[i] = static_cast<uint8_t>(out[i] + 4 + (third[i] >> shift & 1) * 4);
+  }
+};
+
+// Four bits of each code, two further bits, 16 scales, a half.
+struct Q6K : SuperBlocks<210, 8> {
+  static SuperScale begin(const ost_code_packing &, const uint8_t *row, int64_t chunk) {
+    const uint8_t *from = block(row, chunk), *own = from + 192 + chunk % kChunksPerSuper * 2;
+    const auto first = static_cast<int8_t>(own[0]), second = static_cast<int8_t>(own[1]);
+    return {half_bits_at(from + 208), 0, {first, second}, {0, 0}};
+  }
+  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, SuperScale,
+                    uint8_t *out) {
+    const int64_t group = chunk % kChunksPerSuper, half = group / 4, part = group % 4;
+    const uint8_t *low = block(row, chunk) + half * 64 + part % 2 * 32;
+    const int shift = part < 2 ? 0 : 4;
+    two_bits(block(row, chunk) + 128, group, out);
+    for (int i = 0; i < kChunk; ++i)
+      out[i] = static_cast<uint8_t>((low[i] >> shift & 15 | out[i] << 4) - 32);
+  }
+};
+
+// A half, scales of 6 bits: their high bits in two bytes, their low ones in four; nibbles.
+struct IQ4XS : SuperBlocks<136, 8> {
+  static SuperScale begin(const ost_code_packing &, const uint8_t *row, int64_t chunk) {
+    const uint8_t *from = block(row, chunk);
+    const auto group = static_cast<int>(chunk % kChunksPerSuper);
+    const int32_t low = from[4 + group / 2] >> group % 2 * 4 & 15;
+    const int32_t high = half_bits_at(from + 2) >> 2 * group & 3;
+    const auto own = static_cast<int8_t>((low | high << 4) - 32);
+    return {half_bits_at(from), 0, {own, own}, {0, 0}};
+  }
+  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, SuperScale,
+                    uint8_t *out) {
+    look_up_nibbles(block(row, chunk) + 8 + chunk % kChunksPerSuper * 16, out);
   }
 };
 
@@ -190,46 +307,9 @@ inline void nearest_codes(const float *numbers, GroupScale group, int32_t lowest
   }
 }
 
-inline float rounded_to(float number, int32_t dtype) {
-  if (dtype == OST_BFLOAT16) return float_of_bfloat16(bfloat16_of_float(number));
-  if (dtype == OST_FLOAT16) return float_of_float16(float16_of_float(number));
-  return number;
-}
-
-struct Q6K {
-  static constexpr int kBits = 8;
-  static constexpr int32_t kZero = 0;
-  static void numbers(const ost_code_packing &p, const uint8_t *row, int64_t chunk, float *out) {
-    const uint8_t *block = row + chunk / kChunksPerSuper * 210;
-    const int64_t half = chunk % kChunksPerSuper / 4, part = chunk % 4;
-    const uint8_t *low = block + half * 64 + part % 2 * 32, *high = block + 128 + half * 32;
-    const uint8_t *scales = block + 192 + half * 8 + part * 2;
-    const int low_shift = part < 2 ? 0 : 4, high_shift = static_cast<int>(2 * part);
-    const float all = half_at(block + 208);
-    const float two[] = {all * static_cast<float>(static_cast<int8_t>(scales[0])),
-                         all * static_cast<float>(static_cast<int8_t>(scales[1]))};
-    for (int i = 0; i < 32; ++i) {
-      const int32_t code = (low[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4;
-      out[i] = two[i / 16] * static_cast<float>(code - 32);
-    }
-    if (p.dtype != OST_FLOAT32)
-      for (int i = 0; i < 32; ++i) out[i] = rounded_to(out[i], p.dtype);
-  }
-  static GroupScale begin(const ost_code_packing &p, const uint8_t *row, int64_t chunk) {
-    float own[kChunk];
-    numbers(p, row, chunk, own);
-    return {bfloat16_above(largest_size(own, kChunk, 0.f) / 127.f), 0.f};
-  }
-  static void codes(const ost_code_packing &p, const uint8_t *row, int64_t chunk, GroupScale group,
-                    uint8_t *out) {
-    float own[kChunk];
-    numbers(p, row, chunk, own);
-    nearest_codes(own, group, -128, 127, out);
-  }
-};
-
 // Plain numbers; of the last group's inputs, those that are missing are 0.
 struct Numbers {
+  using Scale = GroupScale;
   static constexpr int kBits = 0;  // those of the format
   static constexpr int32_t kZero = 0;
   static int64_t load(const ost_code_packing &p, const uint8_t *row, int64_t chunk, float *out) {
@@ -274,6 +354,7 @@ struct Numbers {
 
 // Codes in bytes, without scales.
 struct Codes {
+  using Scale = GroupScale;
   static constexpr int kBits = 0;
   static constexpr int32_t kZero = 0;
   static GroupScale begin(const ost_code_packing &, const uint8_t *, int64_t) { return {0.f, 0.f}; }

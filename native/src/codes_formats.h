@@ -6,6 +6,7 @@
 
 #include "codes_simd.h"
 // after it
+#include "scale_tiles.h"
 #include "weight_tiles.h"
 
 namespace ost {
@@ -19,6 +20,7 @@ constexpr int64_t kAheadBytes = 2048;
 struct Bytes {
   using Input = int16_t;
   static constexpr int kRows = kMostRows;  // that are multiplied at once
+  static constexpr int kWholeRows = kRowsOfWholeTiles;
   static constexpr int kStepBytes = 256, kSideBytes = 32, kDotInputs = 2;
   static constexpr int32_t kZero = 0;  // the code of nothing, where a group has none of its own
   static constexpr int16_t kMore = 128;  // makes it a number without a sign
@@ -43,12 +45,34 @@ struct Nibbles : Bytes {
   }
 };
 
+#if defined(__AVX2__)
+#define OST_HALVES
+// Nibbles that rows of 8 bits meet: the bytes of two words are inputs 0, 4, 1 and 5 in their low halves,
+// and 2, 6, 3 and 7 in their high ones; rows have them in that order.
+struct Halves {
+  using Input = int8_t;
+  static constexpr int kRows = kHalvesRows, kWholeRows = kWholeHalvesRows;
+  static constexpr int kStepBytes = 128, kSideBytes = 64, kDotInputs = 4;
+  static constexpr bool kStreams = true;
+  static constexpr int kOrder[kStepInputs] = {0, 4, 1, 5, 2, 6, 3, 7};
+  template <int kDot>
+  static Pairs load(const char *step, int side) {
+    return load_halves<kDot>(step + side * 64);
+  }
+#if defined(OST_QUADS)
+  static Ints add(Ints sums, Pairs weights, Pairs inputs) {
+    return add_quads(sums, weights, inputs);
+  }
+#endif
+};
+#endif
+
 #if defined(OST_QUADS)
 // Codes that many rows of 8 bits meet are unpacked first: [input / 4][32 outputs][4], bytes without a
 // sign.
 struct Quads {
   using Input = int8_t;
-  static constexpr int kRows = kMostRows;
+  static constexpr int kRows = kMostRows, kWholeRows = kRowsOfWholeTiles;
   static constexpr int kStepBytes = 256, kSideBytes = 64, kDotInputs = 4;
   static constexpr bool kStreams = false;
   template <int kDot>
@@ -95,8 +119,16 @@ inline int64_t num_groups(const ost_product &p) {
   return (p.num_inputs + p.group_size - 1) / p.group_size;
 }
 
-// A number of each of 16 outputs.
-inline Vec load_some(const void *numbers, int32_t dtype, int64_t place) {
+// A number of each of 16 outputs of a group; see scale_tiles.h for superblocks.
+inline Vec load_scales(const ost_product &p, const void *numbers, int64_t place) {
+  const int32_t dtype = p.scale_dtype;
+  if (dtype == OST_SUPERBLOCKS) {
+    const SuperblockPlace at(place, p.group_size);
+    const auto *bytes = static_cast<const char *>(numbers);
+    const auto *own = reinterpret_cast<const int8_t *>(bytes + at.bytes);
+    return float_of_ints(less(all_of(0), own, -1)) *
+           load_float16(reinterpret_cast<const uint16_t *>(bytes + at.factors));
+  }
   if (dtype == OST_FLOAT32) return load(static_cast<const float *>(numbers) + place);
   const auto *halves = static_cast<const uint16_t *>(numbers) + place;
   return dtype == OST_BFLOAT16 ? load_bfloat16(halves) : load_float16(halves);

@@ -54,6 +54,16 @@ inline float make_span(const typename Numbers::Stored *numbers, int64_t count, L
   return !is_finite ? NAN : size < kLeast ? 0.f : scale;
 }
 
+// Puts each eight integers of a row into the order of the codes' bytes.
+template <class Integer>
+inline void reorder(Integer *integers, int64_t count, const int *order) {
+  for (int64_t i = 0; i < count; i += 8) {
+    Integer eight[8];
+    std::memcpy(eight, integers + i, sizeof eight);
+    for (int k = 0; k < 8; ++k) integers[i + k] = eight[order[k]];
+  }
+}
+
 // Numbers of a row, in the order of the weight's inputs; what only fills it up is zero.
 template <class Stored>
 inline const Stored *in_order(const ost_product &p, const Stored *row, Stored *memory) {
@@ -64,9 +74,9 @@ inline const Stored *in_order(const ost_product &p, const Stored *row, Stored *m
 }
 
 template <class Numbers, bool kDivides, class Integer>
-Rows integers_of(const ost_product &p, int32_t more, Levels levels) {
+Rows integers_of(const ost_product &p, int32_t more, const int *places, Levels levels) {
   using Stored = typename Numbers::Stored;
-  const int64_t stride = p.num_inputs + 64 / sizeof(Integer), marks = p.num_inputs / 32 + 1;
+  const int64_t stride = p.num_inputs + 64 / sizeof(Integer), marks = p.num_inputs / kMinGroup + 1;
   const int64_t size = stride * sizeof(Integer) * p.num_rows, count = marks * p.num_rows;
   char *memory = static_cast<char *>(thread_scratch(size + count * 16 + p.num_inputs * 4));
   auto *scales = reinterpret_cast<float *>(memory + size), *float_sums = scales + count;
@@ -91,22 +101,25 @@ Rows integers_of(const ost_product &p, int32_t more, Levels levels) {
         sums[block++] = sum;
       }
     }
+    if (places != nullptr) reorder(integers, p.num_inputs, places);
   }
   return {memory, scales, float_sums, sums, starts, stride, marks};
 }
 
 template <class Integer>
-Rows make_integers(const ost_product &p, int32_t more) {
-  if (p.activation_bits == 0) return integers_of<BFloat16Numbers, false, Integer>(p, more, kLevels16);
-  return p.dtype == OST_FLOAT32    ? integers_of<Float32Numbers, true, Integer>(p, more, kLevels8)
-         : p.dtype == OST_BFLOAT16 ? integers_of<BFloat16Numbers, true, Integer>(p, more, kLevels8)
-                                   : integers_of<Float16Numbers, true, Integer>(p, more, kLevels8);
+Rows make_integers(const ost_product &p, int32_t more, const int *places) {
+  if (p.activation_bits == 0)
+    return integers_of<BFloat16Numbers, false, Integer>(p, more, places, kLevels16);
+  return p.dtype == OST_FLOAT32    ? integers_of<Float32Numbers, true, Integer>(p, more, places, kLevels8)
+         : p.dtype == OST_BFLOAT16 ? integers_of<BFloat16Numbers, true, Integer>(p, more, places, kLevels8)
+                                   : integers_of<Float16Numbers, true, Integer>(p, more, places, kLevels8);
 }
 
 // The integers of a block of rows, made once by each thread that multiplies with them; codes are `more`
-// than the weight's own.
+// than the weight's own, and each eight integers are at `places`, if not in order. Works have one weight,
+// so one way of `more` and `places`.
 template <class Integer>
-Rows integers_of(const ost_product &p, int32_t more) {
+Rows integers_of(const ost_product &p, int32_t more, const int *places = nullptr) {
   struct Made {
     int64_t work = -1;
     const void *rows = nullptr;
@@ -114,7 +127,7 @@ Rows integers_of(const ost_product &p, int32_t more) {
   };
   static thread_local Made made;
   if (made.work != works_begun() || made.rows != p.inputs.data)
-    made = {works_begun(), p.inputs.data, make_integers<Integer>(p, more)};
+    made = {works_begun(), p.inputs.data, make_integers<Integer>(p, more, places)};
   return made.integers;
 }
 

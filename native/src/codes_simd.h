@@ -14,6 +14,11 @@ namespace {
 // The sums of so many rows with a tile fit the registers, beside what becomes of codes on the way.
 #if defined(__AVX512F__)
 constexpr int kMostRows = 12, kNibbleRows = 8, kRowsOfWholeTiles = 12;
+#if defined(__AVX512VNNI__)
+constexpr int kHalvesRows = 8, kWholeHalvesRows = 8;
+#else
+constexpr int kHalvesRows = 4, kWholeHalvesRows = 4;  // there are sums of two kinds
+#endif
 
 inline Ints all_of(int32_t value) {
   return {reinterpret_cast<SixteenInts>(_mm512_set1_epi32(value))};
@@ -22,6 +27,11 @@ template <int kNibble>
 inline Pairs load_nibbles(const char *from) {
   const __m512i words = _mm512_srli_epi16(_mm512_loadu_si512(from), 4 * kNibble);
   return {kNibble == 3 ? words : _mm512_and_si512(words, _mm512_set1_epi16(15))};
+}
+// The low or high halves of bytes.
+template <int kHalf>
+inline Pairs load_halves(const char *from) {
+  return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(from), 4 * kHalf), _mm512_set1_epi8(15))};
 }
 inline Vec first_of(Pairs pairs) {
   return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs.v, 16), 16))};
@@ -49,7 +59,8 @@ inline Ints add_quads(Ints sums, Pairs weights, Pairs inputs) {
 }
 #endif
 #elif defined(__AVX2__)
-constexpr int kMostRows = 4, kNibbleRows = 4, kRowsOfWholeTiles = 2;
+constexpr int kMostRows = 6, kNibbleRows = 6, kRowsOfWholeTiles = 3;
+constexpr int kHalvesRows = 4, kWholeHalvesRows = 2;
 
 inline Ints all_of(int32_t value) {
   const auto all = reinterpret_cast<EightInts>(_mm256_set1_epi32(value));
@@ -61,6 +72,13 @@ inline Pairs load_nibbles(const char *from) {
   const __m256i mask = _mm256_set1_epi16(15);
   return {_mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(words), 4 * kNibble), mask),
           _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(words + 1), 4 * kNibble), mask)};
+}
+template <int kHalf>
+inline Pairs load_halves(const char *from) {
+  const auto *words = reinterpret_cast<const __m256i *>(from);
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(words), 4 * kHalf), mask),
+          _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(words + 1), 4 * kHalf), mask)};
 }
 inline Vec first_of(Pairs pairs) {
   return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs.a, 16), 16)),

@@ -19,7 +19,7 @@ inline void unpack_quads(const char *step, char *out) {
 }
 #endif
 
-// Writes an input of 16 outputs into a plain tile.
+// Writes an input of 16 outputs into a plain tile; `tile` begins with input 0.
 inline void put_input(int32_t dtype, void *tile, int64_t input, int side, Vec value) {
   if (dtype == OST_FLOAT32)
     return store(static_cast<float *>(tile) + input * kTileOutputs + side * 16, value);
@@ -47,44 +47,67 @@ inline void put_pair(int32_t dtype, void *tile, int64_t input, int side, Vec fir
   put_input(dtype, tile, input + 1, side, second);
 }
 
+// Scales of 16 outputs of a group, and what is added to a code times its scale.
+struct GroupNumbers {
+  Vec scale, minimum;
+};
+
+// A pair of inputs, of which all are used and in order.
 template <class Codes, int kPair>
-inline void expand_pair(const ost_product &p, const char *step, int64_t input, int side, Vec scale,
-                        Vec minimum, void *out) {
+inline void expand_plain(const ost_product &p, const char *step, int64_t input, int side, const GroupNumbers &s,
+                         void *out) {
   const Pairs pairs = Codes::template load<kPair>(step, side);
-  const auto value = [&](Vec code, int64_t of) {
-    return of < p.used_inputs ? multiply_add(code, scale, minimum) : fill(0.f);
+  put_pair(p.dtype, out, input + 2 * kPair, side, multiply_add(first_of(pairs), s.scale, s.minimum),
+           multiply_add(second_of(pairs), s.scale, s.minimum));
+}
+
+template <class Codes, int kPair>
+inline void expand_any(const ost_product &p, const char *step, int64_t input, int64_t before, int side,
+                       const GroupNumbers &s, void *out) {
+  const Pairs pairs = Codes::template load<kPair>(step, side);
+  const auto put = [&](Vec code, int64_t of) {
+    const bool is_used = of < p.used_inputs;
+    const int64_t place = p.order != nullptr && is_used ? p.order[of] : of;
+    const Vec value = is_used ? multiply_add(code, s.scale, s.minimum) : fill(0.f);
+    put_input(p.dtype, out, place - before, side, value);
   };
-  const auto place = [&](int64_t of) { return of < p.used_inputs ? int64_t{p.order[of]} : of; };
-  input += 2 * kPair;
-  const Vec first = value(first_of(pairs), input), second = value(second_of(pairs), input + 1);
-  if (p.order == nullptr) return put_pair(p.dtype, out, input, side, first, second);
-  put_input(p.dtype, out, place(input), side, first);
-  put_input(p.dtype, out, place(input + 1), side, second);
+  put(first_of(pairs), input + 2 * kPair);
+  put(second_of(pairs), input + 2 * kPair + 1);
 }
 
 // What is added to a code times its scale, for 16 outputs of a group.
 template <class Codes>
 inline Vec minimum_of(const ost_product &p, int64_t place, Vec scale) {
-  if (p.minima != nullptr) return load_some(p.minima, p.scale_dtype, place);
+  if (p.minima != nullptr) return load_scales(p, p.minima, place);
   if (p.zeros == nullptr) return scale * fill(-Codes::kZero);
   return scale * float_of_ints(less(all_of(0), static_cast<const int8_t *>(p.zeros) + place, 1));
 }
 
-// Writes a tile as weight_tiles.h has it, in the product's format.
+template <class Codes, int... kPairs>
+inline void expand_step(const ost_product &p, const char *step, int64_t input, int64_t before, int side,
+                        const GroupNumbers &s, void *out, std::integer_sequence<int, kPairs...>) {
+  if (p.order == nullptr && input + kStepInputs <= p.used_inputs)
+    return (expand_plain<Codes, kPairs>(p, step, input - before, side, s, out), ...);
+  (expand_any<Codes, kPairs>(p, step, input, before, side, s, out), ...);
+}
+
+// Writes inputs first .. last - 1 of a tile as weight_tiles.h has them, in the product's format.
 template <class Codes>
-void expand(const ost_product &p, int64_t tile, void *out) {
-  const char *step = codes_of_tile<Codes>(p, tile);
-  for (int64_t i = 0; i < p.num_inputs; i += kStepInputs, step += Codes::kStepBytes) {
-    ask_ahead<Codes>(step);
+void expand(const ost_product &p, int64_t tile, int64_t first, int64_t last, void *out) {
+  const char *step = codes_of_tile<Codes>(p, tile) + first / kStepInputs * Codes::kStepBytes;
+  for (int64_t i = first, end; i < last; i = end) {
+    const int64_t group = i / p.group_size, place = (tile * num_groups(p) + group) * kTileOutputs;
+    end = std::min((group + 1) * p.group_size, last);
+    GroupNumbers numbers[2];
     for (int side = 0; side < 2; ++side) {
-      const int64_t place =
-          (tile * num_groups(p) + i / p.group_size) * kTileOutputs + side * 16;
-      const Vec scale = load_some(p.scales, p.scale_dtype, place);
-      const Vec minimum = minimum_of<Codes>(p, place, scale);
-      expand_pair<Codes, 0>(p, step, i, side, scale, minimum, out);
-      expand_pair<Codes, 1>(p, step, i, side, scale, minimum, out);
-      expand_pair<Codes, 2>(p, step, i, side, scale, minimum, out);
-      expand_pair<Codes, 3>(p, step, i, side, scale, minimum, out);
+      const Vec scale = load_scales(p, p.scales, place + side * 16);
+      numbers[side] = {scale, minimum_of<Codes>(p, place + side * 16, scale)};
+    }
+    for (; i < end; i += kStepInputs, step += Codes::kStepBytes) {
+      ask_ahead<Codes>(step);
+      for (int side = 0; side < 2; ++side)
+        expand_step<Codes>(p, step, i, first, side, numbers[side], out,
+                           std::make_integer_sequence<int, kStepInputs / 2>{});
     }
   }
 }

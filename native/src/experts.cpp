@@ -16,6 +16,7 @@
 
 #include "experts_kernels.h"
 #include "formats.h"
+#include "scale_tiles.h"
 #include "scratch.h"
 #include "weight_tiles.h"
 #include "work.h"
@@ -61,8 +62,9 @@ ost_product of_expert(ost_product p, int64_t expert) {
   if (p.weight_format == OST_PLAIN) return p;
   const int64_t groups = (p.num_inputs + p.group_size - 1) / p.group_size;
   const int64_t place = first_tile * groups * kTileOutputs;
-  p.scales = moved(p.scales, place * bytes_of(p.scale_dtype));
-  p.minima = moved(p.minima, place * bytes_of(p.scale_dtype));
+  const int64_t bytes = bytes_of_scales(p.scale_dtype, groups, p.group_size) * first_tile;
+  p.scales = moved(p.scales, bytes);
+  p.minima = moved(p.minima, bytes);
   p.zeros = moved(p.zeros, place);
   return p;
 }

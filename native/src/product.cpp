@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t kPieceBytes = 256 << 10;
 constexpr int64_t kManyPiece = 8;  // units of many rows
 constexpr int64_t kBlockBytes = 1 << 20;  // of rows
+constexpr int64_t kPieceInputs = 64;  // of a tile of codes that becomes plain numbers
 constexpr int64_t kFewestBlockRows = 96;  // below, weights pass by too often
 
 bool by_amx([[maybe_unused]] const ost_product &product) {
@@ -33,7 +34,7 @@ bool in_amx_blocks(const ost_product &product) {
   return by_amx(product) && product.num_rows > kFewTileRows;
 }
 
-ProductKernel vector_kernel(int32_t dtype) {
+PlainKernels plain_kernels(int32_t dtype) {
 #if defined(__x86_64__)
   const int32_t isa = ost_current_isa();
   if (isa >= OST_AVX512_BF16 && dtype == OST_BFLOAT16) return products_avx512_bf16(dtype);
@@ -87,13 +88,11 @@ ost_product block_of(const ost_product &product, int64_t block, int64_t blocks) 
   return own;
 }
 
-// One tile of a weight of codes, as a plain weight of 32 outputs.
-ost_product expanded(const ost_product &product, int64_t tile) {
+// One tile of a weight of codes, as a weight of 32 outputs whose plain numbers are elsewhere.
+ost_product tile_of(const ost_product &product, int64_t tile, void *numbers) {
   const int64_t size = bytes_of(product.dtype), first = tile * kTileOutputs;
-  void *tiles = tile_scratch(kTileOutputs * product.num_inputs * size);
-  code_kernels(product.weight_format).expand(product, tile, tiles);
   ost_product own = product;
-  own.tiles = tiles;
+  own.tiles = numbers;
   own.weight_format = OST_PLAIN;
   own.num_outputs = static_cast<int32_t>(
       std::min<int64_t>(kTileOutputs, product.num_outputs - first));
@@ -102,16 +101,32 @@ ost_product expanded(const ost_product &product, int64_t tile) {
   return own;
 }
 
+// Tiles are expanded by pieces, which stay in the level 1 cache while all rows are multiplied with them.
 void multiply_expanded(const ost_product &product, int64_t first, int64_t last) {
-  for (int64_t tile = first; tile < last; ++tile)
-    vector_kernel(product.dtype)(expanded(product, tile), 0, 1);
+  const int64_t piece = product.order == nullptr ? kPieceInputs : product.num_inputs;
+  const int64_t bytes = kTileOutputs * piece * bytes_of(product.dtype);
+  char *numbers = static_cast<char *>(tile_scratch(bytes + product.num_rows * kTileOutputs * 4));
+  auto *sums = reinterpret_cast<float *>(numbers + bytes);
+  const auto expand = code_kernels(product.weight_format).expand;
+  const auto add_piece = plain_kernels(product.dtype).add_piece;
+  for (int64_t tile = first; tile < last; ++tile) {
+    const ost_product own = tile_of(product, tile, numbers);
+    for (int64_t i = 0, end; i < product.num_inputs; i = end) {
+      end = std::min<int64_t>(i + piece, product.num_inputs);
+      expand(product, tile, i, end, numbers);
+      add_piece(own, {numbers, 0, i, end - i, sums});
+    }
+  }
 }
 
 #if defined(__x86_64__)
 void multiply_expanded_by_amx(const ost_product &product, int64_t first, int64_t last) {
   const int64_t per_block = num_tiles(product.num_outputs);
+  void *numbers = tile_scratch(kTileOutputs * product.num_inputs * bytes_of(product.dtype));
   for (int64_t unit = first; unit < last; ++unit) {
-    const ost_product own = expanded(product, unit % per_block);
+    const int64_t tile = unit % per_block;
+    code_kernels(product.weight_format).expand(product, tile, 0, product.num_inputs, numbers);
+    const ost_product own = tile_of(product, tile, numbers);
     if (!in_amx_blocks(product)) product_amx(own, 0, 1);
     else product_amx_many(own, unit / per_block, unit / per_block + 1);
   }
@@ -119,7 +134,7 @@ void multiply_expanded_by_amx(const ost_product &product, int64_t first, int64_t
 #endif
 
 ProductKernel kernel_of(const ost_product &p) {
-  if (p.weight_format == OST_PLAIN) return vector_kernel(p.dtype);
+  if (p.weight_format == OST_PLAIN) return plain_kernels(p.dtype).multiply;
   const bool by_integers = p.dtype == OST_BFLOAT16 || p.activation_bits != 0;
   return by_integers ? code_kernels(p.weight_format).multiply : multiply_expanded;
 }

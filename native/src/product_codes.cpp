@@ -56,7 +56,55 @@ struct Block {
   void add_step(const char *step, int64_t input, std::integer_sequence<int, kDots...>) {
     (add_dot<kDots>(step, input), ...);
   }
+
+  static constexpr int64_t kSteps = 1;  // that are added at a time
+  void add(const char *step, int64_t input) {
+    add_step(step, input, std::make_integer_sequence<int, kStepInputs / Codes::kDotInputs>{});
+  }
 };
+
+#if defined(OST_SMALL_SUMS)
+// Sums of bytes are of 16 bits where the processor has no others, hence of four steps alone.
+template <int kRows, int kSides>
+struct Block<Halves, kRows, kSides> {
+  const int8_t *rows[kRows];
+  Ints sums[kRows][kSides];
+  SmallSums small[kRows][kSides];
+
+  template <int kDot>
+  void add_dot(const char *step, int64_t input) {
+    Pairs weights[kSides];
+#pragma GCC unroll 2
+    for (int side = 0; side < kSides; ++side) weights[side] = Halves::load<kDot>(step, side);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+      const int8_t *from = rows[row] + input + kDot * Halves::kDotInputs;
+      const Pairs inputs = fill_pairs(reinterpret_cast<const int16_t *>(from));
+#pragma GCC unroll 2
+      for (int side = 0; side < kSides; ++side)
+        small[row][side] = add_small(small[row][side], weights[side], inputs);
+    }
+  }
+
+  template <class Function>
+  void each_sum(Function function) {
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 2
+      for (int side = 0; side < kSides; ++side) function(row, side);
+  }
+
+  static constexpr int64_t kSteps = 4;
+  void add(const char *step, int64_t input) {
+    each_sum([&](int row, int side) { small[row][side] = no_small_sums(); });
+    for (int64_t i = 0; i < kSteps; ++i, step += Halves::kStepBytes, input += kStepInputs) {
+      add_dot<0>(step, input);
+      add_dot<1>(step, input);
+    }
+    each_sum([&](int row, int side) { sums[row][side] = add_sums(sums[row][side], small[row][side]); });
+  }
+};
+#endif
 
 // What becomes of the sums of a block: numbers, which are added to those of the blocks before it in its
 // span, and at the end of the span to the totals of the rows.
@@ -66,10 +114,9 @@ inline void add_block(const ost_product &p, const Block<Codes, kRows, kSides> &b
                       float (*parts)[kSides][16], float (*totals)[kTileOutputs]) {
 #pragma GCC unroll 2
   for (int side = 0; side < kSides; ++side) {
-    const Vec scale = load_some(p.scales, p.scale_dtype, place + side * 16);
+    const Vec scale = load_scales(p, p.scales, place + side * 16);
     const bool has_minima = p.minima != nullptr;
-    const Vec minimum =
-        has_minima ? load_some(p.minima, p.scale_dtype, place + side * 16) : fill(0.f);
+    const Vec minimum = has_minima ? load_scales(p, p.minima, place + side * 16) : fill(0.f);
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
       float *part = parts[row][side], *total = totals[row] + (first + side) * 16;
@@ -86,7 +133,6 @@ inline void add_block(const ost_product &p, const Block<Codes, kRows, kSides> &b
 template <class Codes, int kRows, int kSides>
 inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const Tile &tile,
                 int first, float (*totals)[kTileOutputs]) {
-  constexpr std::make_integer_sequence<int, kStepInputs / Codes::kDotInputs> kDots;
   const char *step = tile.codes + first * Codes::kSideBytes;
   const auto *zeros = static_cast<const int8_t *>(p.zeros);
   int64_t place = tile.index * num_groups(p) * kTileOutputs + first * 16;
@@ -119,9 +165,11 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const
             block.sums[row][side] = less(block.sums[row][side], zeros + place + side * 16,
                                          rows.sums[mark + row * rows.marks]);
       }
-      for (int64_t input = i; input < end; input += kStepInputs, step += Codes::kStepBytes) {
-        ask_ahead<Codes>(step);
-        block.add_step(step, input, kDots);
+      constexpr int64_t kSteps = Block<Codes, kRows, kSides>::kSteps;
+      for (int64_t input = i; input < end;
+           input += kSteps * kStepInputs, step += kSteps * Codes::kStepBytes) {
+        for (int64_t k = 0; k < kSteps; ++k) ask_ahead<Codes>(step + k * Codes::kStepBytes);
+        block.add(step, input);
       }
       const auto add = [&](auto begins, auto ends) {
         add_block<begins.value, ends.value>(p, block, place, first, rows.float_sums + mark, scales,
@@ -148,7 +196,7 @@ void put_rows(const ost_product &p, int64_t first_row, int num_rows, int64_t til
 
 template <class Codes, int kRows>
 void multiply_group(const ost_product &p, const Rows &rows, int64_t first_row, const Tile &tile) {
-  constexpr int kSides = kRows <= kRowsOfWholeTiles ? 2 : 1;
+  constexpr int kSides = kRows <= Codes::kWholeRows ? 2 : 1;
   alignas(64) float totals[kRows][kTileOutputs];
   for (int first = 0; first < 2; first += kSides)
     sum<Codes, kRows, kSides>(p, rows, first_row, tile, first, totals);
@@ -199,6 +247,16 @@ void multiply(const ost_product &p, int64_t first, int64_t last) {
 #if defined(OST_QUADS)
   if (p.num_rows > kFewRows && p.activation_bits == 8)
     return multiply_quads<Codes>(p, first, last, more);
+#endif
+#if defined(OST_HALVES)
+  if constexpr (std::is_same_v<Codes, Nibbles>) {
+    if (p.activation_bits == 8 && p.group_size % kInputsPerStep == 0) {
+      const Rows rows = integers_of<int8_t>(p, more, Halves::kOrder);
+      for (int64_t tile = first; tile < last; ++tile)
+        multiply_tile<Halves>(p, rows, {codes_of_tile<Nibbles>(p, tile), tile});
+      return;
+    }
+  }
 #endif
   const Rows rows = integers_of<int16_t>(p, more);
   for (int64_t tile = first; tile < last; ++tile)

@@ -8,18 +8,31 @@ namespace ost {
 // Outputs 32 * first .. 32 * last - 1 of all rows.
 using ProductKernel = void (*)(const ost_product &product, int64_t first, int64_t last);
 
-// product_vectors.cpp, compiled once for each set: the kernel for a format of ost_dtype.
-ProductKernel products_generic(int32_t dtype);
-ProductKernel products_avx2(int32_t dtype);
-ProductKernel products_avx512(int32_t dtype);
-ProductKernel products_avx512_bf16(int32_t dtype);
-ProductKernel products_neon(int32_t dtype);
+// Some inputs of a tile as plain numbers, and the sums of all rows with the inputs before them.
+struct TilePiece {
+  const void *weights;
+  int64_t tile, first_input, num_inputs;
+  float *sums;  // (num_rows, 32); not read by the piece of the first input, nor written by the last
+};
+
+// product_vectors.cpp, compiled once for each set: kernels for a format of ost_dtype. One multiplies all
+// rows with whole tiles, one with a piece.
+struct PlainKernels {
+  ProductKernel multiply;
+  void (*add_piece)(const ost_product &product, const TilePiece &piece);
+};
+PlainKernels products_generic(int32_t dtype);
+PlainKernels products_avx2(int32_t dtype);
+PlainKernels products_avx512(int32_t dtype);
+PlainKernels products_avx512_bf16(int32_t dtype);
+PlainKernels products_neon(int32_t dtype);
 
 // product_codes.cpp, compiled once for each set: kernels for a weight of codes. One multiplies rows of
-// bfloat16; one writes a tile as weight_tiles.h has it, in the product's format.
+// bfloat16; one writes inputs first .. last - 1 of a tile as weight_tiles.h has them, in the product's
+// format: of a weight that is not in order all inputs, else multiples of 8.
 struct CodeKernels {
   ProductKernel multiply;
-  void (*expand)(const ost_product &product, int64_t tile, void *out);
+  void (*expand)(const ost_product &product, int64_t tile, int64_t first, int64_t last, void *out);
 };
 CodeKernels codes_generic(int32_t weight_format);
 CodeKernels codes_avx2(int32_t weight_format);

@@ -103,18 +103,14 @@ struct Inputs {
   int64_t stride;
 };
 
-// Sums of kRows rows for kSides * 16 outputs of a tile.
+// Adds to sums of kRows rows for kSides * 16 outputs of a tile.
 template <class Format, int kRows, int kSides>
 inline void sum(const Inputs<Format> &inputs, const typename Format::Stored *tile,
-                int32_t num_inputs, Ahead ahead, Vec (&sums)[kRows][kSides]) {
+                int64_t num_inputs, Ahead ahead, Vec (&sums)[kRows][kSides]) {
   constexpr int kInputs = Format::kInputs, kSide = 16 * kInputs;
   const typename Format::Input *rows[kRows];
 #pragma GCC unroll 16
-  for (int row = 0; row < kRows; ++row) {
-    rows[row] = inputs.data + row * inputs.stride;
-#pragma GCC unroll 2
-    for (int side = 0; side < kSides; ++side) sums[row][side] = fill(0.f);
-  }
+  for (int row = 0; row < kRows; ++row) rows[row] = inputs.data + row * inputs.stride;
   for (int64_t i = 0; i < num_inputs; i += kInputs, tile += kTileOutputs * kInputs) {
     ask(ahead.line);
     ask(ahead.line + ahead.to_second);
@@ -130,28 +126,38 @@ inline void sum(const Inputs<Format> &inputs, const typename Format::Stored *til
   }
 }
 
-// A group of rows and a tile.
+// A group of rows and a piece of a tile.
 template <class Format, int kRows>
 void multiply_group(const ost_product &p, const Inputs<Format> &inputs, int64_t first_row,
-                    int64_t tile, Ahead ahead) {
+                    const TilePiece &piece, Ahead ahead) {
   constexpr int kSides = kRows <= kRowsOfWholeTiles ? 2 : 1;
-  const auto *weights = static_cast<const typename Format::Stored *>(p.tiles) +
-                        tile * kTileOutputs * p.num_inputs;
+  const auto *weights = static_cast<const typename Format::Stored *>(piece.weights);
   const Inputs<Format> own{inputs.data + first_row * inputs.stride, inputs.stride};
+  const bool begins = piece.first_input == 0;
+  const bool ends = piece.first_input + piece.num_inputs == p.num_inputs;
   for (int first = 0; first < 2; first += kSides) {
+    float *kept = piece.sums + first_row * kTileOutputs + first * 16;
     Vec sums[kRows][kSides];
-    sum<Format, kRows, kSides>(own, weights + first * 16 * Format::kInputs, p.num_inputs, ahead,
-                               sums);
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 2
       for (int side = 0; side < kSides; ++side)
-        put<Format>(p, first_row + row, tile * kTileOutputs + (first + side) * 16, sums[row][side]);
+        sums[row][side] = begins ? fill(0.f) : load(kept + row * kTileOutputs + side * 16);
+    sum<Format, kRows, kSides>(own, weights + first * 16 * Format::kInputs, piece.num_inputs, ahead,
+                               sums);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 2
+      for (int side = 0; side < kSides; ++side) {
+        const int64_t output = piece.tile * kTileOutputs + (first + side) * 16;
+        if (ends) put<Format>(p, first_row + row, output, sums[row][side]);
+        else store(kept + row * kTileOutputs + side * 16, sums[row][side]);
+      }
   }
 }
 
 template <class Format>
-using Group = void (*)(const ost_product &, const Inputs<Format> &, int64_t, int64_t, Ahead);
+using Group = void (*)(const ost_product &, const Inputs<Format> &, int64_t, const TilePiece &, Ahead);
 
 template <class Format, int... kRows>
 constexpr Group<Format> group_of(int num_rows, std::integer_sequence<int, kRows...>) {
@@ -160,11 +166,13 @@ constexpr Group<Format> group_of(int num_rows, std::integer_sequence<int, kRows.
 }
 
 // What a group asks for: alone, what it meets itself; of several, the first two ask for the next tile.
+// Pieces were written right before.
 template <class Format>
-Ahead ahead_of(const ost_product &p, int64_t tile, int64_t group, int64_t num_groups) {
+Ahead ahead_of(const ost_product &p, const TilePiece &piece, int64_t group, int64_t num_groups) {
   const int64_t step_bytes = kTileOutputs * Format::kInputs * sizeof(typename Format::Stored);
   const int64_t tile_bytes = step_bytes / Format::kInputs * p.num_inputs;
-  const char *own = static_cast<const char *>(p.tiles) + tile * tile_bytes;
+  const char *own = static_cast<const char *>(piece.weights);
+  if (piece.sums != nullptr) return {own, 0, 0};
   if (num_groups == 1) return {own + kAheadBytes, step_bytes - 64, step_bytes};
   if (group > 1) return {own, 0, 0};
   return {own + tile_bytes + group * tile_bytes / 2, 0, step_bytes / 2};
@@ -172,47 +180,62 @@ Ahead ahead_of(const ost_product &p, int64_t tile, int64_t group, int64_t num_gr
 
 // Rows are cut evenly into groups of at most kMostRows.
 template <class Format>
-void multiply_tile(const ost_product &p, const Inputs<Format> &inputs, int64_t tile) {
+void multiply_piece(const ost_product &p, const Inputs<Format> &inputs, const TilePiece &piece) {
   const int64_t num_groups = (p.num_rows + kMostRows - 1) / kMostRows;
   for (int64_t group = 0; group < num_groups; ++group) {
     const int64_t first = p.num_rows * group / num_groups;
     const int64_t last = p.num_rows * (group + 1) / num_groups;
     const auto multiply = group_of<Format>(static_cast<int>(last - first),
                                            std::make_integer_sequence<int, kMostRows>{});
-    multiply(p, inputs, first, tile, ahead_of<Format>(p, tile, group, num_groups));
+    multiply(p, inputs, first, piece, ahead_of<Format>(p, piece, group, num_groups));
   }
 }
 
 // Widening takes next to nothing of the time that all outputs of a piece take.
 template <class Format>
-Inputs<Format> widened(const ost_product &p) {
-  const int64_t stride = p.num_inputs + 16;  // rows do not crowd in few places of the cache
+Inputs<Format> widened(const ost_product &p, int64_t first, int64_t count) {
+  const int64_t stride = count + 16;  // rows do not crowd in few places of the cache
   auto *floats = static_cast<float *>(thread_scratch(stride * p.num_rows * 4));
-  const auto *rows = static_cast<const typename Format::Stored *>(p.inputs.data);
+  const auto *rows = static_cast<const typename Format::Stored *>(p.inputs.data) + first;
   for (int64_t row = 0; row < p.num_rows; ++row)
-    for (int64_t i = 0; i < p.num_inputs; i += 16)
+    for (int64_t i = 0; i < count; i += 16)
       store(floats + row * stride + i, Format::load_numbers(rows + row * p.inputs.stride + i));
   return {floats, stride};
 }
 
+// All rows' inputs from one on.
+template <class Format>
+Inputs<Format> inputs_of(const ost_product &p, int64_t first, int64_t count) {
+  using Input = typename Format::Input;
+  if constexpr (std::is_same_v<typename Format::Stored, Input>)
+    return {static_cast<const Input *>(p.inputs.data) + first, p.inputs.stride};
+  else
+    return widened<Format>(p, first, count);
+}
+
 template <class Format>
 void multiply(const ost_product &p, int64_t first, int64_t last) {
-  using Stored = typename Format::Stored;
-  using Input = typename Format::Input;
-  Inputs<Format> inputs;
-  if constexpr (std::is_same_v<Stored, Input>)
-    inputs = {static_cast<const Input *>(p.inputs.data), p.inputs.stride};
-  else
-    inputs = widened<Format>(p);
-  for (int64_t tile = first; tile < last; ++tile) multiply_tile(p, inputs, tile);
+  const auto inputs = inputs_of<Format>(p, 0, p.num_inputs);
+  const auto *tiles = static_cast<const typename Format::Stored *>(p.tiles);
+  for (int64_t tile = first; tile < last; ++tile)
+    multiply_piece(p, inputs,
+                   {tiles + tile * kTileOutputs * p.num_inputs, tile, 0, p.num_inputs, nullptr});
 }
+
+template <class Format>
+void add_piece(const ost_product &p, const TilePiece &piece) {
+  multiply_piece(p, inputs_of<Format>(p, piece.first_input, piece.num_inputs), piece);
+}
+
+template <class Format>
+constexpr PlainKernels kKernels{multiply<Format>, add_piece<Format>};
 
 }  // namespace
 
-ProductKernel OST_PRODUCTS(int32_t dtype) {
-  return dtype == OST_FLOAT32    ? multiply<InFloat32>
-         : dtype == OST_BFLOAT16 ? multiply<InBFloat16>
-                                 : multiply<InFloat16>;
+PlainKernels OST_PRODUCTS(int32_t dtype) {
+  return dtype == OST_FLOAT32    ? kKernels<InFloat32>
+         : dtype == OST_BFLOAT16 ? kKernels<InBFloat16>
+                                 : kKernels<InFloat16>;
 }
 
 }  // namespace ost

@@ -43,6 +43,22 @@ inline Ints add_products(Ints sum, Pairs a, Pairs b) {
   return {sum.v + reinterpret_cast<SixteenInts>(_mm512_madd_epi16(a.v, b.v))};
 #endif
 }
+#if !defined(__AVX512VNNI__)
+// Sums of 16 bits of products of bytes, two of them for each sum of 32 bits: bytes of a are below 16 and
+// those of b have a sign, so that 8 additions fit.
+#define OST_SMALL_SUMS
+struct SmallSums {
+  __m512i v;
+};
+inline SmallSums no_small_sums() { return {_mm512_setzero_si512()}; }
+inline SmallSums add_small(SmallSums sum, Pairs a, Pairs b) {
+  return {_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(a.v, b.v))};
+}
+inline Ints add_sums(Ints sum, SmallSums small) {
+  const __m512i wide = _mm512_madd_epi16(small.v, _mm512_set1_epi16(1));
+  return {sum.v + reinterpret_cast<SixteenInts>(wide)};
+}
+#endif
 inline Vec float_of_ints(Ints x) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(x.v))}; }
 inline void store_int16(int16_t *p, Vec x) {
   const __m256i words = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.v));
@@ -74,9 +90,32 @@ inline Pairs fill_pairs(const int16_t *p) {
   std::memcpy(&both, p, sizeof both);
   return {_mm256_set1_epi32(both), _mm256_set1_epi32(both)};
 }
+// GCC would put off the additions of unrolled steps, and keep their products in memory until then.
+inline EightInts added_now(EightInts sum, __m256i products) {
+  sum += reinterpret_cast<EightInts>(products);
+  asm("" : "+x"(sum));
+  return sum;
+}
 inline Ints add_products(Ints sum, Pairs x, Pairs y) {
-  return {sum.a + reinterpret_cast<EightInts>(_mm256_madd_epi16(x.a, y.a)),
-          sum.b + reinterpret_cast<EightInts>(_mm256_madd_epi16(x.b, y.b))};
+  return {added_now(sum.a, _mm256_madd_epi16(x.a, y.a)), added_now(sum.b, _mm256_madd_epi16(x.b, y.b))};
+}
+#define OST_SMALL_SUMS  // see above
+struct SmallSums {
+  __m256i a, b;
+};
+inline __m256i small_added_now(__m256i sum, __m256i a, __m256i b) {
+  sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b));
+  asm("" : "+x"(sum));
+  return sum;
+}
+inline SmallSums no_small_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline SmallSums add_small(SmallSums sum, Pairs a, Pairs b) {
+  return {small_added_now(sum.a, a.a, b.a), small_added_now(sum.b, a.b, b.b)};
+}
+inline Ints add_sums(Ints sum, SmallSums small) {
+  const __m256i one = _mm256_set1_epi16(1);
+  return {added_now(sum.a, _mm256_madd_epi16(small.a, one)),
+          added_now(sum.b, _mm256_madd_epi16(small.b, one))};
 }
 inline Vec float_of_ints(Ints x) {
   return {_mm256_cvtepi32_ps(reinterpret_cast<__m256i>(x.a)),

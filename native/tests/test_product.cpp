@@ -1,9 +1,12 @@
 // Are products what the definition says on every instruction set, and do they touch nothing else?
 #include <algorithm>
+#include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "case.h"
+#include "scale_tiles.h"
 #include "weight_tiles.h"
 
 namespace {
@@ -78,10 +81,10 @@ void check_packing(uint32_t seed) {
 }
 
 struct Product {
-  Product(Random &random, int32_t dtype)
+  Product(Random &random, int32_t dtype) : Product(random, dtype, inputs_of(random)) {}
+  Product(Random &random, int32_t dtype, int32_t num_inputs)
       : num_rows(rows_of(random)),
-        weight(random, random.between(1, 300), random.between(1, random.chance(0.2) ? 2200 : 300),
-               dtype),
+        weight(random, random.between(1, 300), num_inputs, dtype),
         in_stride(weight.padded_inputs() + random.between(0, 5)),
         out_stride(weight.num_outputs + random.between(0, 5)),
         inputs((num_rows - 1) * in_stride + weight.padded_inputs(), dtype),
@@ -107,6 +110,10 @@ struct Product {
               0,
               0,
               0};
+  }
+
+  static int32_t inputs_of(Random &random) {
+    return random.between(1, random.chance(0.2) ? 2200 : 300);
   }
 
   int32_t num_rows;
@@ -140,43 +147,26 @@ void check_product(uint32_t seed) {
   }
 }
 
-// A row's outputs do not depend on the rows beside it, to the bit.
-void check_row_alone(uint32_t seed) {
-  Random random(seed);
-  const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
-  Product p(random, dtype);
-  ost_ops_product(&p.record);
-  for (int turn = 0; turn < 5; ++turn) {
-    const int32_t first = random.between(0, p.num_rows - 1);
-    const int32_t count = random.between(1, p.num_rows - first);
-    Numbers some(count * p.out_stride, dtype);
-    ost_product part = p.record;
-    part.inputs.data = static_cast<char *>(p.inputs.data()) +
-                       first * p.in_stride * ost::bytes_of(dtype);
-    part.outputs.data = some.data();
-    part.num_rows = count;
-    ost_ops_product(&part);
-    for (int32_t row = 0; row < count; ++row)
-      if (!some.same(p.outputs, row * p.out_stride, (first + row) * p.out_stride,
-                     p.weight.num_outputs))
-        fail(seed, "a row depends on those beside it");
-  }
-}
-
 // Codes in place of a product's weight, with scales, minima or zeros or none, and inputs in any order.
 struct Codes {
   Codes(Random &random, Product &p)
       : bits(random.pick({8, 4})), num_inputs(p.weight.padded_inputs()),
-        group_size(32 * random.pick({1, 2, 4, 9, 100})),
+        has_superblocks(num_inputs % 256 == 0 && random.chance(0.4)),
+        group_size(has_superblocks ? random.pick({16, 32}) : 32 * random.pick({1, 2, 4, 9, 100})),
         groups((num_inputs + group_size - 1) / group_size), has_minima(random.chance(0.4)),
         has_zeros(!has_minima && random.chance(0.5)),
         codes(ost::num_tiles(p.weight.num_outputs) * 32 * num_inputs * bits / 8),
-        scales(ost::num_tiles(p.weight.num_outputs) * 32 * groups, dtype_of(random)),
+        scales(ost::num_tiles(p.weight.num_outputs) * 32 * groups,
+               has_superblocks ? OST_FLOAT32 : dtype_of(random)),
         minima(scales.size(), scales.dtype), zeros(scales.size()), order(p.weight.num_inputs) {
     for (int64_t i = 0; i < codes.size(); ++i)
       codes.data()[i] = static_cast<uint8_t>(random.between(0, 255));
     scales.fill(random);
     minima.fill(random);
+    if (has_superblocks) {
+      scale_tiles = in_superblocks(random, p, scales);
+      minimum_tiles = in_superblocks(random, p, minima);
+    }
     for (int64_t i = 0; i < zeros.size(); ++i)
       zeros.data()[i] = static_cast<int8_t>(bits == 8 ? random.between(-128, 127) : random.between(0, 15));
     for (int32_t i = 0; i < p.weight.num_inputs; ++i) order.data()[i] = i;
@@ -189,11 +179,35 @@ struct Codes {
     p.record.order = is_mixed ? order.data() : nullptr;
     p.record.tiles = codes.data();
     p.record.weight_format = bits == 8 ? OST_INT8 : OST_INT4;
-    p.record.scales = scales.data();
-    p.record.minima = has_minima ? minima.data() : nullptr;
-    p.record.scale_dtype = scales.dtype;
+    p.record.scales = has_superblocks ? scale_tiles.data() : scales.data();
+    p.record.minima = !has_minima ? nullptr : has_superblocks ? minimum_tiles.data() : minima.data();
+    p.record.scale_dtype = has_superblocks ? OST_SUPERBLOCKS : scales.dtype;
     p.record.group_size = group_size;
     p.record.used_inputs = p.weight.num_inputs;
+  }
+  // Random superblocks, and the numbers that they are.
+  std::vector<char> in_superblocks(Random &random, const Product &p, Numbers &numbers) const {
+    const int64_t tiles = ost::num_tiles(p.weight.num_outputs);
+    std::vector<char> memory(tiles * ost::bytes_of_scales(OST_SUPERBLOCKS, groups, group_size));
+    for (int64_t place = 0; place < tiles * groups * 32; ++place) {
+      const ost::SuperblockPlace at(place, group_size);
+      uint16_t factor;
+      std::memcpy(&factor, &memory[at.factors], sizeof factor);
+      if (factor == 0) factor = ost::float16_of_float(random.between(1, 999) / 4096.f);
+      std::memcpy(&memory[at.factors], &factor, sizeof factor);
+      memory[at.bytes] = static_cast<char>(random.between(-128, 127));
+      numbers.set(place, ost::float_of_float16(factor) * static_cast<signed char>(memory[at.bytes]));
+    }
+    return memory;
+  }
+  // As bits allow; with scales of one, and nothing else.
+  void become_largest() {
+    std::memset(codes.data(), bits == 8 ? 0x80 : 0xff, codes.size());
+    std::memset(zeros.data(), 0, zeros.size());
+    for (int64_t i = 0; i < scales.size(); ++i) {
+      scales.set(i, 1);
+      minima.set(i, 0);
+    }
   }
   static int32_t dtype_of(Random &random) {
     return random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
@@ -215,22 +229,60 @@ struct Codes {
 
   int32_t bits;
   int64_t num_inputs;
+  bool has_superblocks;
   int32_t group_size;
   int64_t groups;
   bool has_minima, has_zeros;
   Guarded<uint8_t> codes;
   Numbers scales, minima;
+  std::vector<char> scale_tiles, minimum_tiles;
   Guarded<int8_t> zeros;
   Guarded<int32_t> order;
   std::vector<int64_t> places;
 };
 
+// A row's outputs do not depend on the rows beside it, to the bit.
+void check_row_alone(uint32_t seed, bool has_codes) {
+  Random random(seed);
+  const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
+  Product p(random, dtype);
+  std::optional<Codes> codes;
+  if (has_codes) {
+    codes.emplace(random, p);
+    p.record.activation_bits = random.pick({0, 8});
+  }
+  ost_ops_product(&p.record);
+  for (int turn = 0; turn < 6; ++turn) {
+    const int32_t first = random.between(0, p.num_rows - 1), left = p.num_rows - first;
+    const int32_t count = random.between(1, turn < 3 ? std::min(left, 9) : left);
+    Numbers some(count * p.out_stride, dtype);
+    ost_product part = p.record;
+    part.inputs.data = static_cast<char *>(p.inputs.data()) +
+                       first * p.in_stride * ost::bytes_of(dtype);
+    part.outputs.data = some.data();
+    part.num_rows = count;
+    ost_ops_product(&part);
+    for (int32_t row = 0; row < count; ++row)
+      if (!some.same(p.outputs, row * p.out_stride, (first + row) * p.out_stride,
+                     p.weight.num_outputs))
+        fail(seed, "a row depends on those beside it");
+  }
+}
+
 // Rows of bfloat16 are integers of 16 bits; float16 and AMX round the weights.
 void check_codes(uint32_t seed) {
   Random random(seed);
   const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16, OST_BFLOAT16, OST_FLOAT16});
-  Product p(random, dtype);
-  const Codes codes(random, p);
+  const bool is_super = random.chance(0.3);
+  Product p(random, dtype, is_super ? 256 * random.between(1, 5) : Product::inputs_of(random));
+  Codes codes(random, p);
+  // All products are the largest, of one sign.
+  const bool is_extreme = !codes.has_superblocks && random.chance(0.2);
+  if (is_extreme) {
+    codes.become_largest();
+    for (int64_t i = 0; i < p.inputs.size(); ++i) p.inputs.set(i, -2.f);
+  }
+  p.record.activation_bits = random.pick({0, 0, 8});
   ost_ops_product(&p.record);
   const double unit = dtype == OST_FLOAT32 ? 1e-7 : dtype == OST_BFLOAT16 ? 1 / 256. : 1 / 2048.;
   for (int64_t row = 0; row < p.num_rows; row += 1 + p.num_rows / 20) {
@@ -244,7 +296,10 @@ void check_codes(uint32_t seed) {
         all += std::fabs(weight);
       }
       const bool rounds = dtype == OST_FLOAT16 || ost_current_isa() == OST_AMX;
-      const double own = dtype == OST_FLOAT32 ? 0 : rounds ? sizes * unit : largest * all / 32768;
+      const double own = p.record.activation_bits != 0 ? largest * all / 250
+                         : dtype == OST_FLOAT32        ? 0
+                         : rounds                      ? sizes * unit
+                                                       : largest * all / 32768;
       const double error = std::fabs(p.outputs.at(row * p.out_stride + output) - sum);
       if (!(error <= std::fabs(sum) * unit + own + sizes * 1e-5 || std::fabs(sum) > 6e4))
         fail(seed, "a product of codes differs");
@@ -303,7 +358,8 @@ int main(int argc, char **argv) {
     if (ost_use_isa(isa) != isa) fail(0, "cannot be used");
     for (uint32_t seed = 0; seed < num_cases; ++seed) {
       check_product(seed);
-      check_row_alone(seed);
+      check_row_alone(seed, false);
+      check_row_alone(seed, true);
       check_codes(seed);
       check_gated(seed);
     }

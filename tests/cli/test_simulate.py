@@ -18,6 +18,14 @@ from tests.lab.small_traces import write_mooncake
 
 from .terminal import Terminal, unwrapped
 
+WINDOWED: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "intermediate_size": 128, "vocab_size": 100, "sliding_window": 1024,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+
 
 @pytest.fixture
 def trace(tmp_path):
@@ -70,6 +78,23 @@ def test_a_disk_behind_the_pool_finds_what_a_larger_pool_would(terminal: Termina
     assert timed["lru + disk"]["hit_ratio"] > timed["lru"]["hit_ratio"]
     assert timed["lru + disk"]["first_token_s"]["50"] < timed["lru"]["first_token_s"]["50"]
     assert timed["lru + disk"]["num_served"] == 60
+
+
+def test_a_disk_keeps_windows_before_ends_alone(terminal: Terminal, tmp_path):
+    """A disk for 130 blocks of all layers keeps 400, of which most layers need the last three."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(WINDOWED))
+    paths = [[1000 * (n % 20) + place for place in range(20)] for n in range(40)]
+    rows = [(1000 * n, 20 * 512 + 100, 20, path) for n, path in enumerate(paths)]
+    trace = str(write_mooncake(tmp_path / "long.jsonl", rows))
+    size = ("-p", "lru", "-c", "25", "--tiers", "130", "--timed-capacity", "50")
+    args = (*size, "--prefill-rate", "1000", "--no-bounds", "--json")
+    full = json.loads(terminal.show("simulate", trace, *args))
+    windows = json.loads(terminal.show("simulate", trace, *args, "-m", str(config)))
+    assert windows["disk"]["hit_ratio"][0] > 0.49 > 0.2 > full["disk"]["hit_ratio"][0]
+    timed = windows["timed"]
+    assert timed["lru + disk"]["hit_ratio"] > 0.4 > timed["lru"]["hit_ratio"]
+    assert timed["lru + disk"]["num_served"] == 40
 
 
 def test_out_holds_plots_and_a_page_that_needs_nothing_else(terminal: Terminal, trace, tmp_path):

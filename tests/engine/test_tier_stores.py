@@ -119,9 +119,8 @@ def test_kv_events_tell_what_tiers_store_lose_and_erase(new_llm: NewLLM, tier: M
         llm.engine.tiers.run_idle_work()
     pool = [d for e in events if isinstance(e, BlockStored) and not e.medium for d in e.digests]
     disk = [e for e in events if isinstance(e, BlockStored) and e.medium == "disk"]
-    assert [len(event.digests) for event in disk] == [5, 3]
     assert [digest for event in disk for digest in event.digests] == pool[:8]
-    assert disk[1].parent == pool[4] and disk[1].tokens.tolist() == TEXT[80:128]
+    assert disk[-1].parent == pool[4] and disk[-1].tokens.tolist() == TEXT[80:128]
     llm.erase("acme")
     gone = [e.digests for e in events if isinstance(e, BlockRemoved) and e.medium == "disk"]
     assert {digest for digests in gone for digest in digests} == set(pool[:8])

@@ -12,6 +12,7 @@ import pytest
 from ostinato import LLM, OPENAI_24H, RequestOutput, SamplingParams
 from ostinato.engine.loop import engine as engine_module
 from ostinato.engine.tiers import loads as tier_loads
+from ostinato.observe.events import BlockRemoved, BlockStored
 from ostinato.tiers.port import LoadFault
 from tests.engine.tiered import engine_prompt, slow_computing
 from tests.support.checkpoints import Checkpoints
@@ -208,6 +209,26 @@ def test_a_real_disk_restores_what_it_sealed(family: str, restart: Restart, tmp_
     assert after.outputs[0].token_ids == before.outputs[0].token_ids
     [stats] = llm.engine.tiers.read_stats()
     assert 0 < stats.num_bytes <= stats.limit_bytes
+
+
+def test_kv_events_tell_which_windows_a_tier_has(restart: Restart):
+    """Under the digests and the group of the pool, once a restart loads them; and their erasure."""
+    ask(restart("gemma3_text"), salt="acme")
+    llm = restart("gemma3_text", keep_event_batches=100)
+    assert llm.engine.cache.events is not None
+    events: list[Any] = []
+    llm.engine.cache.events.subscribe(lambda batch: events.extend(batch.events))
+    ask(llm, PROMPT[:149], salt="acme")
+    blocks: dict[tuple[str, int], list[bytes]] = {}
+    for event in events:
+        assert isinstance(event, BlockStored)
+        blocks.setdefault((event.medium, event.group), []).extend(event.digests)
+    assert [len(blocks["disk", group]) for group in (0, 1)] == [37, 2], "of windows two blocks"
+    assert blocks["disk", 0] == blocks["", 0][:37] and set(blocks["disk", 1]) <= {*blocks["", 1]}
+    del events[:]
+    llm.erase("acme")
+    gone = [e for e in events if isinstance(e, BlockRemoved) and (e.medium, e.group) == ("disk", 1)]
+    assert {digest for event in gone for digest in event.digests} == set(blocks["disk", 1])
 
 
 def test_a_window_that_no_prompt_can_reach_is_full_attention(restart: Restart, tier: MemoryTier):

@@ -33,6 +33,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int4": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
     "int4-float32": {"dtype": "float32", "quantization": "int4"},
     "int8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "w4a8": {"dtype": "bfloat16", "quantization": "w4a8"},
 }
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32},

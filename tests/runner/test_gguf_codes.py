@@ -71,7 +71,11 @@ def test_a_file_with_plain_weights_has_no_codes(checkpoints: Checkpoints, tmp_pa
     assert loaded.quantization is None and not quantized_layers(loaded)
 
 
-EXACT = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K"]
+EXACT = [
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "IQ4_XS",
+]  # fmt: skip
+FOUR_BITS = {"Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K"}
 SCALES = {"Q2_K": slice(-4, None), "Q3_K": slice(-2, None), "Q6_K": slice(-2, None)}
 
 
@@ -81,7 +85,7 @@ def random_blocks(kind: str, num_rows: int) -> tuple[Any, gguf.GGMLQuantizationT
     numbers, size = gguf.GGML_QUANT_SIZES[type_]
     random = np.random.default_rng(0)
     blocks = random.integers(0, 256, (num_rows * 512 // numbers, size), dtype=np.uint8)
-    two = kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q2_K")
+    two = kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
     where = SCALES.get(kind, slice(0, 4 if two else 2))
     count = len(range(*where.indices(size))) // 2
     scales = random.standard_normal((len(blocks), count)).astype(np.float16)
@@ -94,7 +98,9 @@ def rows_of(data: Any, type_: gguf.GGMLQuantizationType, order: Any = None) -> B
     return BlockRows(type_.name, len(data), 512, lambda first, last: data[first:last], order)
 
 
-@pytest.mark.parametrize("kinds", [EXACT, ["Q4_0", "Q4_0"], ["Q4_K", "Q6_K"], ["Q4_0", "Q3_K"]])
+@pytest.mark.parametrize(
+    "kinds", [EXACT, ["Q4_0"] * 2, ["Q4_K", "Q6_K"], ["Q4_0", "Q3_K"], ["IQ2_S", "Q6_K"]]
+)
 def test_parts_of_several_formats_are_packed_without_loss(kinds: list[str]):
     """Each of 37 rows, so that they share tiles; the last one in another order."""
     blocks = [random_blocks(kind, 37) for kind in kinds]
@@ -117,23 +123,60 @@ def test_codes_of_blocks_are_the_numbers_of_the_reference(kind: str, dtype: torc
 
     packed = QuantizedWeight.of_rows([rows_of(data, type_)], dtype)
 
-    assert packed.format.bits == (4 if kind.startswith("Q4") else 8)
+    assert packed.format.bits == (4 if kind in FOUR_BITS else 8)
     assert torch.equal(packed.plain(), reference)
     assert torch.equal(dequantized(data, type_, dtype), reference)
     again = QuantizedWeight(packed.codes(), dtype)
-    assert torch.equal(again.plain(), reference) and again.nbytes == packed.nbytes
+    assert torch.equal(again.plain(), reference)
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q6_K"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_blocks_with_other_groups_become_the_nearest_codes(kind: str, dtype: torch.dtype):
-    data, type_ = random_blocks(kind, 9)
+def test_blocks_of_rare_formats_become_the_nearest_codes(dtype: torch.dtype):
+    data, type_ = random_blocks("IQ2_S", 9)
     reference = torch.from_numpy(gguf.dequantize(data, type_))
 
-    found = QuantizedWeight.of_rows([rows_of(data, type_)], dtype).codes()
+    packed = QuantizedWeight.of_rows([rows_of(data, type_)], dtype).codes()
 
-    expected = encode(reference.to(dtype), CodeFormat(8, 32))
-    assert torch.equal(found.codes, expected.codes) and torch.equal(found.scales, expected.scales)
+    nearest = encode(reference.to(dtype), CodeFormat(8, 32))
+    assert torch.equal(packed.codes, nearest.codes) and torch.equal(packed.scales, nearest.scales)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+def test_scales_of_k_blocks_take_9_bits_of_a_group(kind: str):
+    """As in the file: a byte of each group, and a float16 factor of each 256 inputs."""
+    data, type_ = random_blocks(kind, 64)
+    packed = QuantizedWeight.of_rows([rows_of(data, type_)], torch.bfloat16)
+
+    form = packed.format
+    per_scale = 512 // form.group_size + 2 * 2
+    num_scales = 2 if form.has_minima else 1
+    assert packed.nbytes == 64 * (512 * form.bits // 8 + num_scales * per_scale)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize("num_rows", [1, 5, 40])
+def test_a_product_with_k_blocks_is_that_of_plain_scales_to_the_bit(kind: str, num_rows: int):
+    data, type_ = random_blocks(kind, 45)
+    packed = QuantizedWeight.of_rows([rows_of(data, type_)], torch.bfloat16)
+    plain = QuantizedWeight(packed.codes(), torch.bfloat16)
+    rows = torch.randn(num_rows, 512).bfloat16()
+
+    assert torch.equal(packed.multiply(rows), plain.multiply(rows))
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q6_K"])
+def test_other_numbers_in_k_blocks_are_near(kind: str):
+    """The rows beside them keep theirs."""
+    data, type_ = random_blocks(kind, 70)
+    packed = QuantizedWeight.of_rows([rows_of(data, type_)], torch.float32)
+    before, rows = packed.plain(), torch.randn(35, 512)
+
+    packed.replace(20, rows)
+
+    after = packed.plain()
+    assert torch.equal(after[:20], before[:20]) and torch.equal(after[55:], before[55:])
+    steps = 2 ** (packed.format.bits - 1)
+    assert (after[20:55] - rows).abs().max() <= 1.5 * rows.abs().max() / steps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -18,7 +18,7 @@ from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.weight_cache import folder, recording, restoring
 from ostinato.runner.weight_cache.entry import Entry, EntryWriter
 from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, cache_folder, entries
-from tests.runner.test_streamed import same
+from tests.runner.test_streamed import logits_of, same
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
@@ -121,6 +121,79 @@ def test_so_is_that_of_a_gguf_file(
     assert one(text)["input_ids"] == other(text)["input_ids"]
     assert one.chat_template == other.chat_template
     assert one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+
+
+MODULES_ARE_NEEDED = {
+    "gemma2": {},  # scales its embeddings
+    "qwen3_moe": {},  # experts are called
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("llama", {}), ("qwen2", {"quantization": "int8"}), ("qwen3", {"quantization": "w4a8"})],
+)
+def test_steps_of_a_second_start_need_no_modules(
+    family: str,
+    settings: dict[str, Any],
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """What the fused forward computes is kept; importing modules takes half of a start."""
+    path = checkpoints.path(family)
+    first = load_model(path, "bfloat16", **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(restoring, "build_skeleton", None)
+        restored = second(path, monkeypatch, dtype="bfloat16", **settings)
+        logits = logits_of(restored)
+
+    assert torch.equal(logits, logits_of(first))
+    assert restored.size == first.size and restored.vocab_size == first.vocab_size
+
+
+@pytest.mark.parametrize("family", MODULES_ARE_NEEDED)
+def test_what_is_not_kept_is_left_to_the_modules(
+    family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    path = checkpoints.path(family, **MODULES_ARE_NEEDED[family])
+    first = load_model(path, "bfloat16")
+
+    restored = second(path, monkeypatch, dtype="bfloat16")
+
+    assert Entry.open(entries()[0].folder).index["decoder"] is None
+    same(restored, first)
+
+
+def test_nothing_is_kept_of_a_model_that_is_read_as_a_whole(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """An entry without weights would be written, refused and removed in every start."""
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    path = checkpoints.path("llama", rope_parameters=dynamic)
+    for _ in range(2):
+        load_model(path, "bfloat16")
+
+    assert entries() == [] and "packed again" not in caplog.text
+
+
+def test_a_model_that_is_built_later_shares_its_weights_with_the_steps(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its entry may be gone by then, hooks see what is looked up, and new weights count."""
+    first = load_model(llama, "bfloat16")
+    restored = second(llama, monkeypatch, dtype="bfloat16")
+    folder.clean()
+    seen: list[int] = []
+
+    embedding = restored.model.get_input_embeddings()
+    embedding.register_forward_hook(lambda _module, _ids, rows: seen.append(rows.shape[1]))
+    new = {name: tensor * 1.5 for name, tensor in first.model.state_dict().items()}
+    for loaded in (first, restored):
+        replace_weights(loaded.model, new)
+
+    assert torch.equal(logits_of(restored), logits_of(first))
+    assert seen == [13, 8]
 
 
 def test_other_settings_are_another_entry(llama: Path):

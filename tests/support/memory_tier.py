@@ -142,8 +142,8 @@ class MemoryTier:
         return [TierReceipt("disk", "memory", len(gone), num_bytes)]
 
     def stats(self) -> list[TierStats]:
-        counts = {"limit_bytes": self.limit_bytes, "num_blocks": len(self.blocks)}
-        return [TierStats("disk", "memory", "on", **counts)]
+        limit, num = self.limit_bytes, len(self.blocks)
+        return [TierStats("disk", "memory", "on", num_blocks=num, limit_bytes=limit)]
 
     def close(self) -> None:
         """Keep everything: the next engine finds it."""

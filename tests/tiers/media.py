@@ -10,12 +10,12 @@ import valkey
 from ostinato.testing.simulated_disk import SimulatedFolder
 from ostinato.tiers.byte_store import ByteStore, StoreError
 from ostinato.tiers.disk import DiskOptions, DiskTier
+from ostinato.tiers.disk.host_memory import MemoryFolder
 from ostinato.tiers.folder import LocalFolder
-from ostinato.tiers.host_memory import MemoryFolder
-from ostinato.tiers.object_store import BucketStore
 from ostinato.tiers.port import KVTier
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
-from ostinato.tiers.valkey_store import ValkeyStore
+from ostinato.tiers.remote.object_store import BucketStore
+from ostinato.tiers.remote.valkey_store import ValkeyStore
 
 SECRET = bytes(range(32))
 SEGMENTS = DiskOptions(limit_bytes=256 * 1024, segment_bytes=16 * 1024)

@@ -10,10 +10,10 @@ import pytest
 from ostinato.testing.conformance_medium import assert_nowhere, conversation, get, put
 from ostinato.testing.simulated_disk import Killed, SimulatedFolder
 from ostinato.tiers.disk import DiskOptions, DiskTier
-from ostinato.tiers.index import ExtentIndex
+from ostinato.tiers.disk.index import ExtentIndex
+from ostinato.tiers.disk.segment_log import SegmentLog
 from ostinato.tiers.port import StoreResult
 from ostinato.tiers.record import ALIGNMENT
-from ostinato.tiers.segment_log import SegmentLog
 
 OPTIONS = DiskOptions(limit_bytes=40 * 1024, segment_bytes=8 * 1024)
 SEALED = DiskOptions(limit_bytes=40 * 1024, segment_bytes=8 * 1024, sealed=True)

@@ -26,8 +26,8 @@ from ostinato.testing.conformance_medium import (
 from ostinato.testing.simulated_disk import SimulatedFile, SimulatedFolder
 from ostinato.tiers.chain import TierChain
 from ostinato.tiers.disk import DiskOptions, DiskTier
+from ostinato.tiers.disk.limits import DailyBudget
 from ostinato.tiers.folder import LocalFolder
-from ostinato.tiers.limits import DailyBudget
 from ostinato.tiers.port import LoadFault, Prefix, StoreResult, TierListener
 from ostinato.tiers.record import ALIGNMENT, MAGIC, Lease, lease_slot
 from ostinato.tiers.remote import RemoteTier

@@ -9,9 +9,9 @@ import pytest
 
 from ostinato.testing import conformance
 from ostinato.testing.conformance_medium import conversation, put
-from ostinato.tiers.object_store import BucketStore
 from ostinato.tiers.port import StoreResult
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
+from ostinato.tiers.remote.object_store import BucketStore
 from tests.support.object_stores import azure_container, s3_bucket
 from tests.tiers.media import FaultyBucket, Server
 

@@ -9,7 +9,7 @@ import pytest
 
 from ostinato.testing.conformance_medium import NAMESPACE, conversation, put
 from ostinato.tiers.disk import DiskOptions, DiskTier
-from ostinato.tiers.host_memory import MemoryFolder
+from ostinato.tiers.disk.host_memory import MemoryFolder
 from ostinato.tiers.port import LoadFault, StoreResult
 
 PAGE = resource.getpagesize()

@@ -22,13 +22,13 @@ from ostinato.testing.conformance_medium import (
     payload,
     put,
 )
-from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import StoreError
 from ostinato.tiers.port import LoadFault, StoreResult, TierListener
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
-from ostinato.tiers.remote_address import open_remote, open_store
-from ostinato.tiers.remote_search import FoundExtent
-from ostinato.tiers.valkey_store import ValkeyStore
+from ostinato.tiers.remote.address import open_remote, open_store
+from ostinato.tiers.remote.breaker import CallThreads, CircuitBreaker
+from ostinato.tiers.remote.search import FoundExtent
+from ostinato.tiers.remote.valkey_store import ValkeyStore
 from tests.support.redis_server import redis_server
 from tests.tiers.media import SECRET, RealServer, Server, ServerInMemory
 

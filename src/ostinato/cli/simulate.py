@@ -155,16 +155,18 @@ def _disk(tiers: str | None, tier_speed: str, kv: KVGroups | None) -> DiskModel 
     """Return the disk behind the caches, if any.
 
     Raises:
-        ConfigError: A value is invalid, or the model has windows, which tiers do not support.
+        ConfigError: A value is invalid, or the model has states, which it does not keep.
     """
     if tiers is None:
         return None
-    if kv is not None and (kv.windows or kv.state_bytes):
+    if kv is not None and kv.state_bytes:
         raise ConfigError(
-            f"tiers={tiers!r} with a model with sliding windows or states: tiers do not keep their "
-            "prefixes; leave out --tiers, or --model"
+            f"tiers={tiers!r} with a model with states: the simulated disk does not keep them; "
+            "leave out --tiers, or --model"
         )
-    return DiskModel(read_count("tiers", tiers), float(read_count("tier_speed", tier_speed)))
+    speed = float(read_count("tier_speed", tier_speed))
+    token_bytes = (1,) if kv is None else (kv.full_bytes, *(size for _, size in kv.windows))
+    return DiskModel(read_count("tiers", tiers), speed, token_bytes)
 
 
 def _groups(trace: BlockTrace, config: Config | None) -> KVGroups | None:

@@ -13,7 +13,7 @@ that group, in ``BlockTable.held``; its ``blocks`` are the group's row, or the s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
@@ -40,6 +40,13 @@ class HybridMatch(PrefixMatch):
     group_tails: Sequence[Any] = ()
     num_seen_tokens: int = 0
     load_end: int = 0
+
+
+def to_load(match: PrefixMatch, num_tokens: int) -> PrefixMatch:
+    """Return a match whose sequence is loaded up to so many tokens, and not computed."""
+    if isinstance(match, HybridMatch):
+        return replace(match, tail=None, group_tails=(), load_end=num_tokens)
+    return replace(match, tail=None)
 
 
 @dataclass(slots=True)

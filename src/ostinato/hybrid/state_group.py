@@ -142,10 +142,8 @@ class StateGroup(LayerGroup):
         """List the slots of all checkpoints of a prefix, each by the unit that ends with it."""
         digests, unit = self._hasher.digests(key, num_blocks), self._blocks_per_unit
         ends = range(unit, num_blocks + 1, unit)
-        contents = ((end // unit - 1, self._contents.get(digests[end - 1])) for end in ends)
-        return [
-            (place, checkpoint.block) for place, checkpoint in contents if checkpoint is not None
-        ]
+        saved = ((end // unit - 1, self._contents.get(digests[end - 1])) for end in ends)
+        return [(place, checkpoint.block) for place, checkpoint in saved if checkpoint is not None]
 
     def room(
         self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None, load_end: int = 0

@@ -14,15 +14,16 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import aiohttp
-from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from ostinato.core.errors import RequestError
 from ostinato.core.setting import setting
+
+if TYPE_CHECKING:
+    from aiohttp.abc import AbstractResolver
 
 MOST_REDIRECTS = 3  # that are followed; each is checked as the first URL is
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -84,6 +85,8 @@ async def fetch(url: str, limits: MediaLimits) -> bytes:
     if scheme == "file":
         return await asyncio.to_thread(_of_file, url, limits)
     if scheme in ("http", "https"):
+        import aiohttp  # every start would wait for it
+
         try:
             async with asyncio.timeout(limits.media_timeout_s):
                 return await read_web(url, limits)
@@ -174,9 +177,11 @@ def _read_below(root: Path, name: str, max_bytes: int) -> bytes | None:
 
 
 async def read_web(
-    url: str, limits: MediaLimits, resolver: AbstractResolver | None = None
+    url: str, limits: MediaLimits, resolver: "AbstractResolver | None" = None
 ) -> bytes:
     """Get a URL; redirects are followed by hand, so that the host of each target is checked."""
+    import aiohttp
+
     connector = aiohttp.TCPConnector(
         resolver=resolver, use_dns_cache=False, socket_factory=_public_socket
     )

@@ -1,8 +1,9 @@
 """Calls a model."""
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -166,6 +167,44 @@ class ModelCall:
     def _tensor(self, numbers: Ints) -> Tensor:
         """Return numbers on the model's device."""
         return torch.from_numpy(numbers).to(self.model.device)
+
+
+class LaterCall:
+    """A ``ModelCall`` whose model is built when it is first needed.
+
+    Attributes:
+        vocab_size: As of ``ModelCall``.
+        hands_step: Likewise.
+    """
+
+    def __init__(self, build: Callable[[], ModelCall], vocab_size: int, hands_step: bool) -> None:
+        """Build nothing yet."""
+        self._build, self._call = build, cast(ModelCall | None, None)
+        self._gate = threading.Lock()
+        self.vocab_size, self.hands_step = vocab_size, hands_step
+
+    @property
+    def built(self) -> ModelCall:
+        """The call; building it takes seconds."""
+        with self._gate:
+            if self._call is None:
+                self._call = self._build()
+            return self._call
+
+    @property
+    def model(self) -> "PreTrainedModel":
+        """The model, in evaluation mode."""
+        return self.built.model
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """Return logits; see ``ModelCall``."""
+        return self.built(*arguments, **keywords)
+
+    def during(
+        self, step: LayerAttention, adapters: StepAdapters | None
+    ) -> AbstractContextManager[None]:
+        """Let modules that are called one by one compute a step; see ``ModelCall``."""
+        return self.built.during(step, adapters)
 
 
 def _takes_keywords(module: nn.Module) -> bool:

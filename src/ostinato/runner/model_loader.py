@@ -16,12 +16,14 @@ from ostinato.errors import ConfigError, MissingTokenizer, OstinatoError, Unsupp
 from ostinato.runner.attention.registration import register
 from ostinato.runner.checkpoints.checkpoint import quantized_fingerprint, read_config, weight_files
 from ostinato.runner.checkpoints.fingerprints import fingerprinting
+from ostinato.runner.checkpoints.generation_config import read_generation_config
 from ostinato.runner.checkpoints.gguf_file import open_gguf
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
+from ostinato.runner.forward.weight_refs import ModelSize
 from ostinato.runner.heads import Head
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
 from ostinato.runner.kv.kv_store import KVSpec
@@ -45,7 +47,7 @@ from ostinato.runner.loading.pretrained import (
 )
 from ostinato.runner.loading.streamed import Assembled, LoadSettings, stream_model
 from ostinato.runner.loading.word_codes import WordCheckpoint, is_in_words, read_words
-from ostinato.runner.model_call import ModelCall
+from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization, quantization_settings
 from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
@@ -67,8 +69,7 @@ class LoadedModel:
     Attributes:
         name: As the user gave it.
         path: Directory of the checkpoint, or its GGUF file.
-        model: In evaluation mode, with our attention.
-        call: Calls it.
+        call: Calls the model, which is in evaluation mode, with our attention.
         config: Its config.
         tokenizer: Its tokenizer; None if the checkpoint has none.
         eos_token_ids: Ids that end a text.
@@ -80,6 +81,7 @@ class LoadedModel:
         kv_spec: KV per token of each layer.
         state_spec: States of the layers that have one.
         forward: How steps are computed, and why not faster.
+        size: How large the model is.
         mapped_bytes: Bytes of weights that are mapped from the cache folder; the kernel counts them
             as free.
         quantization: Quantization of the linear layers; None if they are not quantized.
@@ -90,8 +92,7 @@ class LoadedModel:
 
     name: str
     path: Path
-    model: "PreTrainedModel"
-    call: ModelCall
+    call: ModelCall | LaterCall
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: frozenset[int]
@@ -103,11 +104,17 @@ class LoadedModel:
     kv_spec: KVSpec
     state_spec: StateSpec
     forward: ChosenForward
+    size: ModelSize
     mapped_bytes: int = 0
     quantization: Quantization | None = None
     head: Head = Head()
     vision: Vision | None = None
     why_no_images: str = ""
+
+    @property
+    def model(self) -> "PreTrainedModel":
+        """The model; after a start with packed weights, the first use builds it in seconds."""
+        return self.call.model
 
     @property
     def num_outputs(self) -> int:
@@ -183,7 +190,6 @@ def load_model(
     one_of("forward", forward, get_args(ForwardName))
     device = _resolve_device(device)
     quantized = None if quantization is None else Quantization.named(quantization)
-    register()
     path = resolve_model(name, revision)
     request = _Request(
         str(name), path, dtype, device, attention, forward, quantized, images, kv_bytes
@@ -231,7 +237,8 @@ def _load(
     origin = path if entry is None or path.is_dir() else entry.folder
     with open_gguf(path) if origin.is_file() else nullcontext():
         config = load_config(origin)
-        check_config(config)
+        if entry is None:  # what is kept was checked
+            check_config(config)
         check_quantization(config)
         settings = LoadSettings(
             path=path,
@@ -247,31 +254,32 @@ def _load(
         with fingerprinting(path, files) as weights_digest, cache.recording(entry) as recorder:
             if entry is not None:
                 built, encoder = restore_model(entry, settings), None
+                size = ModelSize(*entry.index["size"])
             else:
                 built, encoder = _build(settings, device, recorder)
+                size = ModelSize.of(built.model)
             tokenizer = load_tokenizer(path) if origin == path else load_saved_tokenizer(origin)
-            cache.publish(recorder, built, weights_digest, config, tokenizer)
-            model = built.model
+            cache.publish(recorder, built, size, weights_digest, config, tokenizer)
             vision, why_no_images = _load_vision(
-                path, encoder if request.images else None, model, tokenizer
+                path, encoder if request.images else None, config, built, tokenizer
             )
             digest = quantized_fingerprint(weights_digest(), str(built.quantization or ""))
     return LoadedModel(
         name=request.name,
         path=path,
-        model=model,
         call=built.call,
         config=config,
         tokenizer=tokenizer,
-        eos_token_ids=_eos_token_ids(model),
+        eos_token_ids=_eos_token_ids(path, config),
         length_limit=length_limit(config),
         vocab_size=built.call.vocab_size,
-        dtype=model.dtype,
+        dtype=settings.dtype if entry is not None else built.model.dtype,
         device=device,
         fingerprint=digest,
         kv_spec=built.probed.spec,
         state_spec=built.probed.states,
         forward=built.forward,
+        size=size,
         mapped_bytes=recorder.num_bytes if entry is None else entry.num_bytes,
         quantization=built.quantization,
         head=Head.of(config),
@@ -286,6 +294,7 @@ def _build(
     settings: LoadSettings, device: torch.device, recorder: Recorder
 ) -> tuple[Assembled, nn.Module | None]:
     """Read a model weight by weight if that is possible, else as a whole."""
+    register()
     on_meta = check_attention_interface(settings.config)
     if device.type == "cpu":
         built = stream_model(settings, on_meta, recorder)
@@ -327,7 +336,7 @@ def read_whole(settings: LoadSettings, device: torch.device) -> tuple[Assembled,
     call = ModelCall(model)
     probed = probe_model(model, call, settings.attention)
     chosen = choose_forward(model, call, probed, settings.forward, quantized)
-    return Assembled(model, call, probed, chosen, quantized), encoder
+    return Assembled(call, probed, chosen, quantized), encoder
 
 
 def _resolve_device(name: torch.device | str) -> torch.device:
@@ -356,14 +365,15 @@ def _no_device(name: object, reason: str) -> str:
 def _load_vision(
     path: Path,
     encoder: nn.Module | None,
-    model: "PreTrainedModel",
+    config: PreTrainedConfig,
+    built: Assembled,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[Vision | None, str]:
     """Return the image encoder, or why there is none."""
     if encoder is None:
-        return None, f"images of {model.config.model_type} are not served"
+        return None, f"images of {config.model_type} are not served"
     try:
-        return load_vision(path, encoder, model, tokenizer), ""
+        return load_vision(path, encoder, built.model, tokenizer), ""
     except UnsupportedModel as error:
         return None, str(error)
 
@@ -398,11 +408,12 @@ def _drop_encoders(model: "PreTrainedModel") -> None:
             setattr(model.base_model, name, None)
 
 
-def _eos_token_ids(model: "PreTrainedModel") -> frozenset[int]:
+def _eos_token_ids(path: Path, config: PreTrainedConfig) -> frozenset[int]:
     """Return the ids at which ``generate`` stops."""
-    ids: Any = model.generation_config.eos_token_id if model.generation_config else None
+    published = {} if path.is_file() else read_generation_config(path)[0]
+    ids: Any = published.get("eos_token_id", getattr(config, "eos_token_id", None))
     if ids is None:
-        ids = model.config.get_text_config().eos_token_id
+        ids = config.get_text_config().eos_token_id
     if ids is None:
         return frozenset()
     return frozenset(int(i) for i in (ids if isinstance(ids, (list, tuple)) else [ids]))

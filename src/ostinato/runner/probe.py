@@ -163,17 +163,23 @@ def observe_without_weights(
     return None if recorder.states.spec.layers or has_sinks else (spec, styles)
 
 
-def check_finite(model: "PreTrainedModel", call: ModelCall) -> None:
+def check_finite(model: "PreTrainedModel", call: StepCall, probed: Probed) -> None:
     """Check that all layers together give finite logits; the probe may have seen few of them.
+
+    Args:
+        model: Complete.
+        call: Computes its steps from now on.
+        probed: What is known of all layers.
 
     Raises:
         UnsupportedModel: They are not finite.
 
-    Cost: one call of the model.
+    Cost: one step.
     """
-    prompt, _ = _prompts(call.vocab_size)
+    spec, states, attention = probed.spec, probed.states, probed.attention
     with torch.inference_mode():
-        _check_finite(_own(model, call, prompt), model.dtype)
+        logits = through_blocks(spec, states, call, model, attention, (_NUM_TOKENS,))
+    _check_finite(logits, model.dtype)
 
 
 @contextmanager
@@ -270,6 +276,7 @@ def through_blocks(
     call: StepCall,
     model: "PreTrainedModel",
     attention: AttentionName,
+    chunks: tuple[int, ...] = _CHUNKS,
 ) -> Tensor:
     """Return the logits of the probe's prompt, computed chunk by chunk in scattered blocks.
 
@@ -279,6 +286,7 @@ def through_blocks(
         call: Computes the steps.
         model: Gives the device and the dtype.
         attention: Computes attention, if possible.
+        chunks: Tokens of each step.
 
     Returns:
         Shape (num_tokens, vocab_size).
@@ -294,7 +302,7 @@ def through_blocks(
     tables = array("I", scattered[0::2]), array("I", scattered[1::2])
     rows = []
     start = 0
-    for length in _CHUNKS:
+    for length in chunks:
         plan = StepPlan(
             tuple(
                 ScheduledSequence(

@@ -1,12 +1,23 @@
 """Faults of a medium, one kind at a time or mixed: damage, half stores and kills."""
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ostinato.testing.conformance_medium import Medium, conversation, get, put
-from ostinato.tiers.port import Prefix
+from ostinato.testing.conformance_medium import (
+    NAMESPACE,
+    STATE,
+    WINDOW,
+    Medium,
+    conversation,
+    get,
+    get_places,
+    put,
+    put_runs,
+)
+from ostinato.tiers.port import KVTier, Prefix
 
 Fault = Callable[[Medium, random.Random], None]
 
@@ -27,7 +38,7 @@ class StormReport:
 
 
 def storm(medium: Medium, num_faults: int, seed: int = 0) -> StormReport:
-    """Store and load while random faults occur.
+    """Store, lease and load full attention, windows and states while random faults occur.
 
     Raises:
         AssertionError: A wrong byte was loaded.
@@ -38,26 +49,43 @@ def storm(medium: Medium, num_faults: int, seed: int = 0) -> StormReport:
         recent = [_stormy(max(0, number - age)) for age in range(4)]
         kind = rng.choice((*_DAMAGE, "half_store", "kill"))
         kinds[kind] += 1
-        put(tier, recent[0])
+        _store(tier, recent[0])
+        if rng.random() < 0.1:
+            tier.lease(recent[1], time.time() + 1)
         if kind == "half_store":
             medium.fail_writes(rng.randrange(1500))
-            put(tier, _stormy(number + num_faults))
+            _store(tier, _stormy(number + num_faults))
             medium.fail_writes(None)
         elif kind != "kill":
             _DAMAGE[kind](medium, rng)
         if kind in ("kill", "half_store") or rng.random() < 0.3:
             medium.kill()
             tier = medium.open()
-        num_blocks += sum(get(tier, prefix, rng.choice((0, 0, 3))) for prefix in recent)
+        num_blocks += sum(_load(tier, prefix, rng.choice((0, 0, 3))) for prefix in recent)
         if number % 50 == 49:
             tier.erase(b"%d" % rng.randrange(3))
-        get(tier, _stormy(number + num_faults))
+        _load(tier, _stormy(number + num_faults))
     medium.kill()
     return StormReport(num_faults, num_blocks, dict(kinds))
 
 
 def _stormy(number: int) -> Prefix:
-    return conversation(number, tenant=b"%d" % (number % 3))
+    namespace = (NAMESPACE, WINDOW, STATE)[number // 3 % 3]
+    return conversation(number, tenant=b"%d" % (number % 3), namespace=namespace)
+
+
+def _store(tier: KVTier, prefix: Prefix) -> None:
+    if prefix.namespace.is_sparse:
+        put_runs(tier, prefix, (range(1, 4), range(6, 8)))
+    else:
+        put(tier, prefix)
+
+
+def _load(tier: KVTier, prefix: Prefix, start_block: int = 0) -> int:
+    """Load what is stored; returns the number of blocks."""
+    if prefix.namespace.is_sparse:
+        return len(get_places(tier, prefix, start_block))
+    return get(tier, prefix, start_block)
 
 
 def damage(medium: Medium, fault: Fault, num_faults: int) -> None:

@@ -38,11 +38,11 @@ class TierChain:
         refs, size = list[ExtentRef](), prefix.namespace.block_size
         while start < prefix.num_blocks * size:
             answers = (tier.look_up(prefix, start) for tier in self.tiers)
-            found = next(filter(None, answers), [])  # of the fastest tier that has any
-            num_blocks = sum(ref.num_blocks for ref in found)
+            part = next(filter(None, answers), [])  # of the fastest tier that has any
+            num_blocks = sum(ref.num_blocks for ref in part)
             if not num_blocks:
                 break
-            refs += found
+            refs += part
             start += num_blocks * size
         return refs
 

@@ -143,7 +143,7 @@ Segment = TypeVar("Segment")
 def choose_eviction(
     segments: Mapping[Segment, Callable[[], Sequence[Item]]],
     room: int,
-    most: int,
+    max_copied: int,
     now_s: float,
     rank: Callable[[Item], Rank],
 ) -> tuple[Segment, list[Item]] | None:
@@ -153,7 +153,7 @@ def choose_eviction(
         segments: The oldest first, each with its live items, roots before tails. The newer half is
             evicted only if no older segment fits.
         room: Maximum size of the copies.
-        most: Maximum size of copies without a lease.
+        max_copied: Maximum size of copies without a lease.
         now_s: The time.
         rank: The rank of an item; lower ones are lost first.
 
@@ -165,7 +165,7 @@ def choose_eviction(
     older = every[: -(-len(every) // 2)]
     step = -(-len(older) // MAX_SEGMENTS) or 1
     for candidates in (older[randrange(step) :: step], every):
-        choices = _choices({x: segments[x]() for x in candidates}, room, most, now_s, rank)
+        choices = _choices({x: segments[x]() for x in candidates}, room, max_copied, now_s, rank)
         if choices:
             return min(choices, key=lambda choice: choice[:2])[2:]
     return None
@@ -174,22 +174,22 @@ def choose_eviction(
 def _choices(
     segments: Mapping[Segment, Sequence[Item]],
     room: int,
-    most: int,
+    max_copied: int,
     now_s: float,
     rank: Callable[[Item], Rank],
 ) -> list[tuple[Rank, int, Segment, list[Item]]]:
     """Return per segment the best rank that would be lost, and the size and items of the copies."""
     ranks = {item: rank(item) for items in segments.values() for item in items}
     sample = sorted(list(ranks.values())[:: -(-len(ranks) // MAX_RANKS) or 1])
-    least = sample[int(LEAST_SHARE * len(sample))] if sample else (0.0, 0.0, 0)
+    min_rank = sample[int(LEAST_SHARE * len(sample))] if sample else (0.0, 0.0, 0)
     choices = list[tuple[Rank, int, Segment, list[Item]]]()
     for segment, items in segments.items():
         leased = [item for item in items if item.keep_until > now_s]
-        others = [item for item in items if item.keep_until <= now_s and ranks[item] >= least]
+        others = [item for item in items if item.keep_until <= now_s and ranks[item] >= min_rank]
         left = room - sum(item.size for item in leased)
         if left >= 0:
             others.sort(key=ranks.__getitem__, reverse=True)
-            kept = leased + _fitting(others, min(left, most))
+            kept = leased + _fitting(others, min(left, max_copied))
             lost = max((ranks[item] for item in {*others}.difference(kept)), default=(0.0, -inf, 0))
             choices.append((lost, sum(item.size for item in kept), segment, kept))
     return choices

@@ -242,17 +242,9 @@ async def scripted(
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", True),
         (b"HTTP/1.1 503 Full\r\nContent-Length: 9999999\r\n\r\nnever whole", False),
     ],
-    ids=[
-        "garbage",
-        "flood",
-        "long-header",
-        "endless",
-        "silent",
-        "length",
-        "bad-chunk",
-        "endless-refusal",
-    ],
-)
+    ids=["garbage", "flood", "long-header", "endless", "silent", "length", "bad-chunk",
+         "endless-refusal"],
+)  # fmt: skip
 async def test_a_worker_that_answers_nonsense_or_nothing_is_passed_over(answer, ends):
     """The next worker serves the request, as no byte was sent; nothing stays assigned."""
     [sound] = names("sound")

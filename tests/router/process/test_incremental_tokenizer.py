@@ -8,8 +8,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from ostinato.router.process.incremental_tokenizer import IncrementalTokenizer
 
 WORDS = [
-    "thou", "art", "Romeo,", "wherefore", "banished;", "naïve", "x=1", " ", "  ", "🌹", "1597",
-]  # fmt: skip
+    "thou",
+    "art",
+    "Romeo,",
+    "wherefore",
+    "banished;",
+    "naïve",
+    "x=1",
+    "\n",
+    "  ",
+    "🌹",
+    "1597",
+]
 
 
 def tokenizer() -> Tokenizer:

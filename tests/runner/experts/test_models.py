@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.peers.checkpoint import words
+from benchmarks.peers.shapes import write_gguf
 from ostinato import LLM, SamplingParams
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.experts.mixture import PackedExperts
@@ -13,8 +15,8 @@ from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.packed import required_library
 from ostinato.runner.settings import QuantizationName
-from tests.runner.bench import Bench, logits_in_steps, random_prompt
-from tests.support.checkpoints import Checkpoints
+from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
+from tests.support.checkpoints import Checkpoints, make_config
 from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
 
@@ -96,3 +98,26 @@ def test_a_gguf_file_with_experts_is_computed_with_its_own_blocks(
     assert all(torch.equal(own[name], other[name]) for name in names)
     [output] = LLM(str(file)).generate(["The same prefix"], SamplingParams(max_tokens=4))
     assert len(output.outputs[0].token_ids) == 4
+
+
+def test_a_gguf_file_as_people_download_it_is_computed_with_its_own_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Q4_K_M: a row of queries, keys and values has blocks of two formats, and so have experts."""
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "head_dim": 64, "vocab_size": 600}
+    all_experts = {"num_experts": 4, "num_experts_per_tok": 4}  # routers of ones choose any
+    config = make_config("qwen3_moe", **sizes, **all_experts)
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, config, "Q4_K_M", words(600))
+    loaded = load_model(file, "float32", weight_cache_bytes=0)
+    monkeypatch.setattr("ostinato.runner.model_loader.stream_model", lambda *_: None)
+    plain = load_model(file, "float32", forward="plain", weight_cache_bytes=0)
+
+    parts = [part.packed for experts in experts_of(loaded) for part in experts.parts.values()]
+    formats = {part.format for part in parts if isinstance(part, QuantizedWeight)}
+    assert {(each.bits, each.group_size) for each in formats} == {(4, 32), (8, 16)}
+    own, other = loaded.model.state_dict(), plain.model.state_dict()
+    assert own.keys() == other.keys()
+    assert all(torch.equal(own[name], other[name]) for name in other)
+    prompt = random_prompt(1, 12)
+    assert torch.allclose(own_logits(loaded, prompt), own_logits(plain, prompt), atol=1e-4)

@@ -97,7 +97,7 @@ def with_load(explanation: Explanation, note: LoadNote) -> Explanation:
         PromptSpan(start, stop, SpanOutcome.LOADED, setting=_PLACES.get(tier, tier))
         for tier, start, stop in note.loaded
     ]
-    if note.found > note.end:
+    if note.tier_end > note.end:
         parts.append(_not_loaded(note))
     spans = list(explanation.spans)
     for part in parts:
@@ -111,7 +111,7 @@ def _not_loaded(note: LoadNote) -> PromptSpan:
     if note.is_cheaper_to_compute:
         reason = MissReason.CHEAPER
     tier = _PLACES.get(note.tier, note.tier)
-    return PromptSpan(note.end, note.found, SpanOutcome.COMPUTED, reason, setting=tier)
+    return PromptSpan(note.end, note.tier_end, SpanOutcome.COMPUTED, reason, setting=tier)
 
 
 def _replaced(span: PromptSpan, part: PromptSpan) -> list[PromptSpan]:

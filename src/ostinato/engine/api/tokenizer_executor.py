@@ -94,7 +94,7 @@ class TokenizerExecutor:
         """Fetch and decode the images of a conversation; tenants take turns at decoding.
 
         Returns:
-            The conversation as ``render`` takes it, with ``whose.images`` set, and its images.
+            The conversation as ``render`` takes it beside its images, and these.
 
         Raises:
             RequestError: The model takes none or not as many, or one cannot be loaded.

@@ -6,7 +6,7 @@ Files in reading order:
 * ``adapters``: loaded LoRA adapters by name, and unloaded ones until their requests end
 * ``request_factory``: makes requests, checked in full, with identities that say who may share KV
 * ``trace_writer``, ``recorder``: record what happens to an engine
-* ``audit``: recomputes a share of the hits, and compares
+* ``recomputation``, ``audit``: compute a share of the hits again, and compare
 * ``idle_rebase``: computes the prompt that will follow an answer, while the engine is idle
 * ``drafting``: whether an engine drafts, and from which texts
 * ``engine``: the loop

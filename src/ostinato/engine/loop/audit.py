@@ -1,39 +1,29 @@
-"""Compares cached keys and values with those that the model computes.
+"""Compares cached keys, values and states with those that the model computes.
 
-The prefixes of a share of the requests with a hit are recomputed in idle moments, into a store of
-their own; then keys and values are compared bit by bit::
+The prefixes of a share of the requests with a hit are recomputed in idle moments, into stores of
+their own, and compared in every group of layers::
 
     a request with a hit ends ─► drawn? ─► waits for an idle moment ─► chunk, chunk, ... ─► compared
                                                                                             │
         counted, logged with both block tables, and the prefix is quarantined ◄── differs ──┘
 
-They must be equal by law 7 where the native library computes whole steps; elsewhere rounding may
-differ, and an audit is refused. Prefixes that were evicted meanwhile are not compared. A
+They must be equal by law 7 where the native library computes whole steps, and equal up to measured
+rounding elsewhere (``recomputation``). Prefixes that were evicted meanwhile are not compared. A
 quarantined prefix is removed with all that continues it, so the next request computes it again.
 """
 
 import logging
 import random
-from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
-
-import torch
-from torch import Tensor
 
 from ostinato.assembly import PrefixCache
-from ostinato.cache.block_table import BlockTable
-from ostinato.core.errors import ConfigError
 from ostinato.core.identity import PrefixKey
-from ostinato.core.ids import SequenceId
-from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.request import Request
-from ostinato.runner.adapters.lora import StepAdapters
+from ostinato.engine.loop.recomputation import AuditFinding, Recomputation
+from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.runner.attention.native_backend import NativeAttention
-from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv.kv_store import KVStore
 from ostinato.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("ostinato")
@@ -43,21 +33,6 @@ MOST_WAITING = 16
 
 MOST_FINDINGS = 16
 """Findings that are kept; all are counted."""
-
-CHUNK_TOKENS = 64
-"""Tokens computed at a time: a request that arrives meanwhile waits for these at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditFinding:
-    """A prefix whose cached keys or values differ from those that the model computes."""
-
-    num_tokens: int  # tokens that were compared
-    first_token: int  # the first of them that differs
-    layers: tuple[int, ...]  # layers in which any differ
-    cached_blocks: tuple[tuple[int, ...], ...]  # the cache's blocks, one table per group of layers
-    computed_blocks: tuple[int, ...]  # those that they were compared with
-    num_removed: int = 0  # blocks that were removed from the cache for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +54,23 @@ class HitAudit:
     def __init__(
         self, share: float, quarantines: bool, runner: ModelRunner, cache: PrefixCache
     ) -> None:
-        """Audit a share of the hits.
-
-        Raises:
-            ConfigError: The native library does not compute whole steps, so bits may differ.
-        """
+        """Audit a share of the hits."""
         self.counts = AuditCounts()  # what it has found
         self._share, self._quarantines = share, quarantines
         self._runner, self._cache = runner, cache
         self._random = random.Random(0)
         self._waiting: deque[PrefixKey] = deque()
-        self._running: _Recomputation | None = None
+        self._running: Recomputation | None = None
         fused = runner.loaded.fused
         has_bits = fused is not None and fused.promises_bits
-        if share and not (has_bits and isinstance(runner.attention, NativeAttention)):
-            raise ConfigError(
-                f"audit_share={share}: cached keys agree to the bit with those that are computed "
-                "again only where the native library computes whole steps; the line of the log "
-                "that begins 'Computing in' says why it does not. Set audit_share=0"
-            )
+        self._is_exact = has_bits and isinstance(runner.attention, NativeAttention)
+        self._unit = cache.manager.chunk_unit or cache.block_size
 
     def note(self, request: Request, num_cached_tokens: int) -> None:
         """Draw a request that has ended, with so many cached tokens, or not."""
         if request.images:  # they are freed: only the text before them can be recomputed
             num_cached_tokens = min(num_cached_tokens, request.images[0].start)
-        num_tokens = num_cached_tokens - num_cached_tokens % self._cache.block_size
+        num_tokens = num_cached_tokens - num_cached_tokens % self._unit
         if not num_tokens or self._random.random() >= self._share:
             return
         if len(self._waiting) < MOST_WAITING:
@@ -133,24 +100,33 @@ class HitAudit:
             if self._cache.manager.match(key, len(key.tokens)).num_tokens < len(key.tokens):
                 self._count(num_gone=1)
             else:
-                self._running = _Recomputation(key, self._runner)
-        elif not self._running.compute_chunk():
+                self._running = Recomputation(key, self._runner, self._is_exact)
+        elif not self._running.compute_chunk(self._checkpoints(self._running.key)):
             done, self._running = self._running, None
             self._compare(done)
         return self._running is not None or bool(self._waiting)
 
-    def _compare(self, done: "_Recomputation") -> None:
+    def _compare(self, done: Recomputation) -> None:
         manager, num_tokens = self._cache.manager, len(done.key.tokens)
         table = manager.pin(done.key, num_tokens)
         try:
             if len(table.blocks) * self._cache.block_size < num_tokens:
                 return self._count(num_gone=1)
-            finding = done.compared(table)
+            finding = done.compared(table, self._checkpoints(done.key))
         finally:
             manager.unpin(table)
         self._count(num_tokens=num_tokens, num_same=finding is None)
         if finding is not None:
             self._report(finding)
+
+    def _checkpoints(self, key: PrefixKey) -> dict[int, int]:
+        """Return the slots of the cached states of a prefix, by their position."""
+        manager = self._cache.manager
+        if manager.chunk_unit is None:
+            return {}
+        assert isinstance(manager, HybridCacheManager)
+        kept = manager.layer_groups[-1].kept(key, len(key.tokens) // self._cache.block_size)
+        return {(place + 1) * self._unit: slot for place, slot in kept}
 
     def _report(self, finding: AuditFinding) -> None:
         if self._quarantines:
@@ -171,8 +147,10 @@ class HitAudit:
 
     def _remove(self, finding: AuditFinding) -> int:
         """Remove the blocks from the first wrong one on, and all that continues them."""
-        manager, first = self._cache.manager, finding.first_token // self._cache.block_size
-        wrong = [set(blocks[first:]) for blocks in finding.cached_blocks]
+        manager, place = self._cache.manager, finding.first_token // self._cache.block_size
+        wrong = [set(blocks[place:]) for blocks in finding.cached_blocks]
+        if manager.chunk_unit is not None:
+            wrong[-1] = set(finding.cached_blocks[-1][finding.first_token // self._unit :])
         suspects: set[int] = set()  # entries, by id
         runs: list[bool] = []  # in order of the walk, whether a run is suspected
         for run in manager.index.runs():
@@ -189,80 +167,3 @@ class HitAudit:
     def _count(self, **more: int) -> None:
         totals = {name: getattr(self.counts, name) + count for name, count in more.items()}
         self.counts = replace(self.counts, **totals)
-
-
-class _Recomputation:
-    """Recomputes a prefix, chunk by chunk, in a store of its own."""
-
-    def __init__(self, key: PrefixKey, runner: ModelRunner) -> None:
-        self.key = key
-        self._cached = runner.kv_stores
-        size = self._cached[0].block_size
-        self._table = array("i", range(len(key.tokens) // size))
-        self._runner = ModelRunner(
-            runner.loaded,
-            [len(self._table)] * runner.groups.num_groups,
-            size,
-            self._cached[0].dtype,
-            runner.attention,
-            runner.groups,
-        )
-        bounds = [*range(0, len(key.tokens), CHUNK_TOKENS), len(key.tokens)]
-        self._chunks = pairwise(bounds)
-
-    @torch.inference_mode()
-    def compute_chunk(self) -> bool:
-        """Compute the next chunk; returns False if there is none."""
-        chunk = next(self._chunks, None)
-        if chunk is None:
-            return False
-        first, last = chunk
-        tables = (self._table,) * len(self._cached)
-        tokens = self.key.tokens[first:last]
-        sequence = ScheduledSequence(SequenceId(0), tokens, first, tables, None)
-        plan = StepPlan((replace(sequence, identity=self.key.identity),))
-        store = self._cached[0]
-        adapters = StepAdapters.of(plan, self._runner.adapters)
-        self._runner.forward(build_inputs(plan, store.block_size, store.device), adapters)
-        return True
-
-    def compared(self, table: BlockTable) -> AuditFinding | None:
-        """Compare with the cache's blocks; returns where they differ, if they do."""
-        first, layers = len(self.key.tokens), []
-        for cached, own, blocks in zip(
-            self._cached, self._runner.kv_stores, table.groups, strict=True
-        ):
-            held = [place for place, block in enumerate(blocks) if block < cached.num_blocks]
-            own_slots, cached_slots = (
-                _slots(own, held),
-                _slots(cached, [blocks[place] for place in held]),
-            )
-            for layer in cached.layers:
-                wrong = _rows_that_differ(own, cached, layer, own_slots, cached_slots)
-                if len(wrong):
-                    first = min(first, int(own_slots[wrong[0]]))
-                    layers.append(layer)
-        if not layers:
-            return None
-        cached_blocks = tuple(tuple(blocks) for blocks in table.groups)
-        return AuditFinding(
-            len(self.key.tokens), first, tuple(sorted(layers)), cached_blocks, tuple(self._table)
-        )
-
-
-def _slots(store: KVStore, blocks: list[int]) -> Tensor:
-    """Return the slots of some blocks, shape (len(blocks) * block_size,), int64."""
-    offsets = torch.arange(store.block_size)
-    return (torch.tensor(blocks)[:, None] * store.block_size + offsets).flatten().long()
-
-
-def _rows_that_differ(
-    one: KVStore, other: KVStore, layer: int, slots: Tensor, other_slots: Tensor
-) -> Tensor:
-    """Return which rows of keys or values differ in any bit."""
-    differ = torch.zeros(len(slots), dtype=torch.bool)
-    for rows, other_rows in zip(
-        one.read(layer, slots), other.read(layer, other_slots), strict=True
-    ):
-        differ |= (rows.view(torch.uint8) != other_rows.view(torch.uint8)).flatten(1).any(1)
-    return differ.nonzero().flatten()

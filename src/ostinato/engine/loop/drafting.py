@@ -2,7 +2,8 @@
 
 Drafts leave answers as they are only where a row of a step has the same bits alone and beside
 others: in the native library's forward pass and attention. A layer with a state cannot take a wrong
-row back, and blocks that leave a window are gone; such models go without.
+row back; such models go without. Windows slide by the rows that are certain, so what a wrong row
+still needs of a window is held until the step after it.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from ostinato.drafts.tree_text import TreeText
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.setup import Setup
 from ostinato.runner.attention.native_backend import NativeAttention
-from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.scheduling.learned_prices import LearnedPrices
 
 MIN_WEIGHT_BYTES = 32 * 2**20
@@ -53,12 +53,10 @@ def why_no_drafts(config: EngineConfig, setup: Setup) -> str:
         return "drafts='off' is set"
     if sizes.states is not None:
         return "its layers carry states, which cannot take a wrong token back"
-    if sizes.windows:
-        return "its layers have sliding windows"
     fused = setup.loaded.fused
     has_bits = fused is not None and fused.promises_bits
     if not (has_bits and isinstance(runner.attention, NativeAttention)):
         return "a row may have other bits beside others than alone"
-    if weight_bytes(setup.loaded.model) < MIN_WEIGHT_BYTES:
+    if setup.loaded.size.num_bytes < MIN_WEIGHT_BYTES:
         return f"a step of less than {MIN_WEIGHT_BYTES >> 20} MiB of weights is too short"
     return ""

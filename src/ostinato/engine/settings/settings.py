@@ -208,7 +208,7 @@ class EngineSettings:
     audit_share: float = setting(
         0.0, minimum=0, maximum=1, group="What stays cached", page="determinism.md#audits"
     )
-    """Share of hits that are recomputed when idle and compared bit by bit; 0 audits none."""
+    """Share of hits that are recomputed when idle and compared; 0 audits none."""
     audit_quarantine: bool = setting(
         True, group="What stays cached", old_options=("--quarantine/--no-quarantine",)
     )

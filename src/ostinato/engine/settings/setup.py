@@ -23,7 +23,6 @@ from ostinato.runner.attention.choice import (
 )
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.compute_path import ComputePath
-from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.images.store import ImageStore
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.kv.layer_groups import LayerGroups, group_layers
@@ -98,7 +97,7 @@ def set_up(config: EngineConfig) -> Setup:
     if loaded.vision is not None:
         runner.images = ImageStore(loaded.vision, config.mm_encoder_cache_bytes)
     compute_path = ComputePath.of(loaded, config.attention, case)
-    gib = weight_bytes(loaded.model) / 2**30
+    gib = loaded.size.num_bytes / 2**30
     logger.info("%s computes in %s; weights take %.2f GiB", loaded.name, compute_path, gib)
     return Setup(loaded, runner, compute_path, sizes, scheduling)
 

@@ -1,7 +1,9 @@
 """Announces what tiers store and remove as KV events, with the tier's name as their medium.
 
-Tiers report from any thread; the engine's thread writes the log. A block is announced only after
-its parent, so what is found on a disk after a restart is announced when a request loads it.
+Tiers report from any thread; the engine's thread writes the log. A block of full attention is
+announced only after its parent, so what a disk has after a restart is announced when a request
+loads it. Windows follow gaps, and are announced without their parents; states are in no event, as
+in the pool.
 """
 
 from collections import deque
@@ -10,6 +12,7 @@ from collections.abc import Callable, Sequence
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest
+from ostinato.engine.tiers.groups import STATE, TierGroups
 from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.event_recorder import stored_events
 from ostinato.observe.events import BlockRemoved, EventLog
@@ -25,22 +28,26 @@ class TierEvents(TierListener):
     def __init__(self) -> None:
         self._log: EventLog | None = None
         self._reports: deque[tuple[str, Extent | Sequence[bytes]]] = deque()
-        self._announced: dict[tuple[str, bytes], tuple[BlockDigest, Identity]] = {}
+        self._announced: dict[tuple[str, bytes], tuple[BlockDigest, Identity, int]] = {}
         self._tiers: set[str] = set()
 
     def open(
         self,
         log: EventLog | None,
         manager: CacheManager,
-        is_erased: Callable[[Identity], bool] = lambda identity: False,
+        groups: TierGroups,
+        is_erased: Callable[[Identity], bool],
     ) -> None:
         """Start to announce what is not being erased; the manager knows the pool's blocks."""
         self._log, self._manager, self._is_erased = log, manager, is_erased
+        self._groups: dict[tuple[str, ...], int] = {
+            (one.name,): one.number for one in groups.groups if one.name != STATE
+        }
         self._hasher = BlockHasher(manager.block_size, sha256)
 
     def on_stored(self, tier: str, extent: Extent) -> None:
         """Look-ups of a tier find an extent."""
-        if self._log is not None and not extent.prefix.namespace.is_sparse:
+        if self._log is not None and extent.prefix.namespace.layer_groups in self._groups:
             self._reports.append((tier, extent))
 
     def on_removed(self, tier: str, digests: Sequence[bytes]) -> None:
@@ -70,7 +77,7 @@ class TierEvents(TierListener):
         self.flush()
         if self._log is None:
             return
-        for (tier, digest), (_, identity) in list(self._announced.items()):
+        for (tier, digest), (_, identity, _) in list(self._announced.items()):
             if identity.belongs_to(salt):
                 self._remove(self._log, tier, [digest])
         self._log.flush()
@@ -81,18 +88,20 @@ class TierEvents(TierListener):
         assert isinstance(key, PrefixKey), "the engine's prefixes name their sequence"
         if self._is_erased(key.identity):
             return
+        group = self._groups[extent.prefix.namespace.layer_groups]
         first, end, size = extent.first_block, extent.end_block, self._hasher.block_size
         while first < end and (tier, names[first]) in self._announced:
             first += 1
-        if first == end or not self._is_known(key, first, names[first - 1]):
+        if first == end or not (group or self._is_known(key, first, names[first - 1])):
             return
         digests = self._hasher.digests(key, end)
-        for event in stored_events(key, digests, first, end, size, medium=_MEDIA.get(tier, tier)):
+        medium = _MEDIA.get(tier, tier)
+        for event in stored_events(key, digests, first, end, size, group, medium):
             log.add(event)
         for place in range(first, end):
             self._tiers.add(tier)
             identity = key.identity.of_block(place, size)[0]
-            self._announced[tier, names[place]] = digests[place], identity
+            self._announced[tier, names[place]] = digests[place], identity, group
 
     def _is_known(self, key: PrefixKey, first: int, before: bytes) -> bool:
         """Whether consumers know the parent of the first block."""
@@ -102,8 +111,8 @@ class TierEvents(TierListener):
 
     def _remove(self, log: EventLog, tier: str, names: Sequence[bytes]) -> None:
         gone = [self._announced.pop((tier, name), None) for name in names]
-        by_identity: dict[Identity, list[BlockDigest]] = {}
-        for digest, identity in filter(None, gone):
-            by_identity.setdefault(identity, []).append(digest)
-        for identity, digests in by_identity.items():
-            log.add(BlockRemoved(tuple(digests), identity, medium=_MEDIA.get(tier, tier)))
+        events: dict[tuple[Identity, int], list[BlockDigest]] = {}
+        for digest, identity, group in filter(None, gone):
+            events.setdefault((identity, group), []).append(digest)
+        for (identity, group), digests in events.items():
+            log.add(BlockRemoved(tuple(digests), identity, group, _MEDIA.get(tier, tier)))

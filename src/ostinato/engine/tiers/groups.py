@@ -12,14 +12,13 @@ namespaces are sparse.
 """
 
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.identity import PrefixKey
-from ostinato.hybrid.layer_group import HybridMatch
 from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
 from ostinato.runner.kv.block_copies import BlockCopies, block_copies
@@ -153,13 +152,6 @@ class TierGroups:
             return list(enumerate(match.blocks))
         assert isinstance(manager, HybridCacheManager)
         return manager.layer_groups[group.number - 1].kept(key, len(match.blocks))
-
-
-def to_load(match: PrefixMatch, num_tokens: int) -> PrefixMatch:
-    """Return a match whose sequence is loaded up to so many tokens, and not computed."""
-    if isinstance(match, HybridMatch):
-        return replace(match, tail=None, group_tails=(), load_end=num_tokens)
-    return replace(match, tail=None)
 
 
 def tier_groups(runner: ModelRunner) -> TierGroups:

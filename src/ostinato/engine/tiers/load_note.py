@@ -32,7 +32,7 @@ class LoadNote:
 
     tier: str  # its name; of several, the first
     start: int  # position of the first token that the pool did not have
-    found: int  # position after the last token that the tier had
+    tier_end: int  # position after the last token that the tier had
     loaded: tuple[tuple[str, int, int], ...] = ()  # from where, and which positions, in token order
     leased: int = 0  # position after the last loaded token under a lease; 0 without one
     keep_until: float = 0.0  # wall-clock end of that lease

@@ -27,12 +27,12 @@ from ostinato.core.errors import PromptTooLong
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
-from ostinato.engine.tiers.groups import to_load
 from ostinato.engine.tiers.load_note import LoadNote, Rate
-from ostinato.engine.tiers.look_up import Found, LookUp
+from ostinato.engine.tiers.look_up import LookUp, TierHit
 from ostinato.engine.tiers.open_tiers import OpenTiers
 from ostinato.engine.tiers.prefixes import NamespaceOf, first_tokens, prefix_of
 from ostinato.engine.tiers.reader import Load, Read, TierReader, pieces_of
+from ostinato.hybrid.layer_group import to_load
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
 from ostinato.scheduling.learned_prices import LearnedPrices
@@ -97,9 +97,9 @@ class TierLoads:
         for sequence in preempted:
             name = sequence.sequence_id, sequence.num_preemptions
             known = self._manager.match(sequence.key).num_shared_tokens
-            asked = self._returning.get(name, len(sequence.key))
-            returning[name] = min(known, asked)
-            if known < asked and sequence.request.request_id not in self._loads:
+            before = self._returning.get(name, len(sequence.key))
+            returning[name] = min(known, before)
+            if known < before and sequence.request.request_id not in self._loads:
                 self._begin(sequence, known)
         self._returning = returning
 
@@ -204,11 +204,11 @@ class TierLoads:
         """Wait a moment for new look-ups: a disk answers faster than a step could run."""
         since_s = time.monotonic() - LOOK_UP_PATIENCE_S
         loads = [one for one in self._loads.values() if one.after is None]
-        fresh = [x for x in loads if x.look_up.found is None and x.asked_s > since_s]
+        fresh = [x for x in loads if x.look_up.hit is None and x.queued_s > since_s]
         if fresh:
-            patience_s = max(load.asked_s for load in fresh) - since_s
+            patience_s = max(load.queued_s for load in fresh) - since_s
             self._reader.wait_for(
-                lambda: all(load.look_up.found is not None for load in fresh), patience_s
+                lambda: all(load.look_up.hit is not None for load in fresh), patience_s
             )
 
     def _advance(self, load: Load, num_seats: int) -> bool:
@@ -221,12 +221,12 @@ class TierLoads:
             return True
         if load.after is not None:
             return load.after.name not in self._loads and self._follow(load)
-        found = load.look_up.found
-        if found is None:
-            return time.monotonic() > load.asked_s + LOOK_UP_DEADLINE_S
-        if not found.refs or not self._is_worth_it(load, found):
+        hit = load.look_up.hit
+        if hit is None:
+            return time.monotonic() > load.queued_s + LOOK_UP_DEADLINE_S
+        if not hit.refs or not self._is_worth_it(load, hit):
             return True
-        if num_seats > 0 and self._allocate(load, found):
+        if num_seats > 0 and self._allocate(load, hit):
             return load.read is None
         self.held.discard(load.name)  # there is no room: it is scheduled, and may load then
         return False
@@ -243,29 +243,29 @@ class TierLoads:
         if load.look_up.num_tokens <= known:
             return True
         load.look_up = replace(
-            load.look_up, first_token=known - known % self._size, found=None, is_cancelled=False
+            load.look_up, first_token=known - known % self._size, hit=None, is_cancelled=False
         )
-        load.asked_s = time.monotonic()
+        load.queued_s = time.monotonic()
         self._reader.look_up(load.look_up)
         return False
 
-    def _is_worth_it(self, load: Load, found: Found) -> bool:
+    def _is_worth_it(self, load: Load, hit: TierHit) -> bool:
         """Whether loading is faster than computing, as far as known; notes it if not."""
         ahead = sum(piece.num_bytes for x in self._loads.values() for piece in x.pieces)
-        load_s = self.reading.seconds_for(found.num_bytes + ahead)
+        load_s = self.reading.seconds_for(hit.num_bytes + ahead)
         start = load.look_up.first_token
-        compute_s = self.prices.prompt_s(start, found.end - start)
+        compute_s = self.prices.prompt_s(start, hit.end - start)
         if load_s is None or compute_s is None or load_s <= compute_s:
             return True
         self.num_cheaper += 1
         if self.num_cheaper % TRY_AGAIN == 0:
             return True
-        load.note = LoadNote(found.tier, start, found.end, is_cheaper_to_compute=True)
+        load.note = LoadNote(hit.tier, start, hit.end, is_cheaper_to_compute=True)
         return False
 
-    def _allocate(self, load: Load, found: Found) -> bool:
+    def _allocate(self, load: Load, hit: TierHit) -> bool:
         """Allocate blocks and start to fill them; returns False if there is no room."""
-        end, first = found.end, load.look_up.first_token
+        end, first = hit.end, load.look_up.first_token
         sequence = load.sequence
         if sequence.key.identity.epoch != self._manager.epoch:
             return True  # the weights have changed
@@ -274,7 +274,7 @@ class TierLoads:
         known = match.num_tokens
         if known >= end or known < first:
             return True  # it was computed meanwhile, or its beginning was evicted
-        name = f"a load from {found.tier}"
+        name = f"a load from {hit.tier}"
         context = RequestContext(name, is_sibling=True, is_readmission=True)
         try:
             admitted = self._manager.admit(key, match, context=context)
@@ -285,7 +285,7 @@ class TierLoads:
         self._manager.commit()  # it is in no step: one that fails would release its blocks
         load.table, load.began_s = admitted[0], time.monotonic()
         patience_s = self._compute_s(first, end - first)
-        pieces = list(pieces_of(self._groups, found, load.table, known))
+        pieces = list(pieces_of(self._groups, hit, load.table, known))
         load.read = Read(pieces, load.began_s + patience_s)
         self.held.add(load.name)
         self._reader.read(load.read)
@@ -299,9 +299,9 @@ class TierLoads:
 
     def _publish(self, load: Load) -> bool:
         """Publish what was loaded; its blocks are held until its request is planned."""
-        found = load.look_up.found
-        assert load.table is not None and load.read is not None and found is not None
-        note = self._note(load, found, load.table.num_shared_tokens)
+        hit = load.look_up.hit
+        assert load.table is not None and load.read is not None and hit is not None
+        note = self._note(load, hit, load.table.num_shared_tokens)
         self._manager.publish(load.table, note.end)
         self._manager.commit()
         self._complete.append((load.table, note.end))
@@ -311,13 +311,13 @@ class TierLoads:
         self._count(load, note, time.monotonic() - load.began_s)
         return True
 
-    def _note(self, load: Load, found: Found, start: int) -> LoadNote:
+    def _note(self, load: Load, hit: TierHit, start: int) -> LoadNote:
         """Return what was loaded: of full attention what is good, of windows and states all."""
-        note = LoadNote(found.tier, start, found.end)
+        note = LoadNote(hit.tier, start, hit.end)
         bad = next((piece for piece in load.pieces if piece.fault is not None), None)
         if self._groups.sparse:
             ref = load.pieces[-1].ref if bad is None else bad.ref
-            loaded = found.end - start if bad is None else 0
+            loaded = hit.end - start if bad is None else 0
             return note.with_part(ref, loaded, None if bad is None else bad.fault)
         for piece in load.pieces:
             note = note.with_part(piece.ref, piece.num_loaded * self._size, piece.fault)
@@ -327,18 +327,18 @@ class TierLoads:
 
     def _report(self, load: Load, note: LoadNote) -> None:
         """Report to the listener what tiers have, and what turned out to be bad."""
-        if not self._groups.groups[0].is_full:
-            return
-        prefix, size = load.look_up.prefixes[0], self._size
-        for tier, start, stop in note.loaded:
-            extent = prefix.extent(start // size, (stop - start) // size)
-            self._listener.on_stored(tier, extent)
-        if note.fault in (LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.MISSING):
-            bad = next(piece for piece in load.pieces if piece.fault is not None)
-            first = bad.ref.start // size + bad.num_skipped + bad.num_loaded
-            end = bad.ref.start // size + bad.ref.num_blocks
-            if bad.group.is_full:
-                self._listener.on_removed(bad.ref.tier, prefix.digests[first:end])
+        prefixes = zip(self._groups.groups, load.look_up.prefixes, strict=True)
+        of_group = {group.name: prefix for group, prefix in prefixes}
+        damage = LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.MISSING
+        for piece in load.pieces:
+            prefix, first = of_group[piece.group.name], piece.ref.start // piece.group.unit
+            start = first + piece.num_skipped
+            if piece.num_loaded and note.loaded:
+                extent = prefix.extent(start, piece.num_loaded)
+                self._listener.on_stored(piece.ref.tier, extent)
+            if piece.fault in damage:
+                bad = prefix.digests[start + piece.num_loaded : first + piece.ref.num_blocks]
+                self._listener.on_removed(piece.ref.tier, bad)
 
     def _count(self, load: Load, note: LoadNote, seconds: float) -> None:
         if note.fault is not None and not load.is_obsolete:

@@ -7,7 +7,7 @@ from ostinato.tiers.port import ExtentRef, KVTier, Prefix
 
 
 @dataclass(slots=True, eq=False)
-class Found:
+class TierHit:
     """What tiers have of a prefix."""
 
     end: int  # the longest hit, in tokens; what the pool has if tiers continue nothing
@@ -28,11 +28,11 @@ class LookUp:
     prefixes: tuple[Prefix, ...]  # what is looked up, for each group
     num_tokens: int  # in whole blocks of the pool
     first_token: int  # the first token that the pool does not have
-    found: Found | None = None  # the result; None until it is known
+    hit: TierHit | None = None  # the result; None until it is known
     is_cancelled: bool = False  # whether its request has ended
 
 
-def find(tier: KVTier, groups: TierGroups, look_up: LookUp) -> Found:
+def find(tier: KVTier, groups: TierGroups, look_up: LookUp) -> TierHit:
     """Find the longest hit that every group can continue; may block."""
     known, end = look_up.first_token, look_up.num_tokens
     refs: dict[str, list[ExtentRef]] = {}
@@ -41,7 +41,7 @@ def find(tier: KVTier, groups: TierGroups, look_up: LookUp) -> Found:
         if group.is_full:
             end = known + sum(ref.num_blocks for ref in refs[group.name]) * group.unit
         if not refs[group.name]:
-            return Found(known)
+            return TierHit(known)
     stored = {
         group.name: {
             block
@@ -56,12 +56,12 @@ def find(tier: KVTier, groups: TierGroups, look_up: LookUp) -> Found:
         for group in groups.sparse:
             end = group.longest_hit(end, known, stored[group.name])
     if end <= known:
-        return Found(known)
+        return TierHit(known)
     read = {g.name: _needed(g, refs[g.name], known, end) for g in groups.groups}
     num_bytes = sum(
         len(group.needed(end, known)) * group.copies.block_bytes for group in groups.groups
     )
-    return Found(end, read, num_bytes)
+    return TierHit(end, read, num_bytes)
 
 
 def _look_up(

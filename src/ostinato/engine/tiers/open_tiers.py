@@ -10,10 +10,10 @@ from ostinato.runner.memory import available_bytes
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.tiers.chain import TierChain
 from ostinato.tiers.disk import DiskOptions, DiskTier
-from ostinato.tiers.host_memory import MemoryFolder
+from ostinato.tiers.disk.host_memory import MemoryFolder
 from ostinato.tiers.port import KVTier, TierListener
 from ostinato.tiers.remote import RemoteOptions
-from ostinato.tiers.remote_address import open_remote
+from ostinato.tiers.remote.address import open_remote
 
 LEAST_BLOCKS = 64
 """Blocks that host memory or a disk must hold."""
@@ -33,7 +33,7 @@ class OpenTiers:
 
     tier: KVTier  # a single one, or a chain in the order of their speed
     groups: TierGroups  # what each group of layers keeps there, and how it is copied
-    most_extent_bytes: int  # the longest record that all of them accept and can copy
+    max_extent_bytes: int  # the longest record that all of them accept and can copy
 
 
 def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener) -> OpenTiers:
@@ -43,7 +43,7 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener
         ConfigError: A tier cannot be opened.
     """
     groups, secret, tiers = tier_groups(runner), _secret(config), list[KVTier]()
-    least = _least_limit(config, groups)
+    min_limit = _smallest_limit(config, groups)
     segment_bytes = SEGMENT_RECORDS * groups.largest_block_bytes
     if config.kv_host_bytes is not None:
         options = DiskOptions(config.kv_host_bytes, 0, config.is_sealed, secret)
@@ -62,11 +62,11 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener
         )
         tiers.append(open_remote(config.kv_remote, remote, listener))
     tier = tiers[0] if len(tiers) == 1 else TierChain(tiers)
-    smallest = DiskOptions(least).with_segments(segment_bytes)
+    smallest = DiskOptions(min_limit).with_segments(segment_bytes)
     return OpenTiers(tier, groups, smallest.max_segment_bytes // SEGMENT_RECORDS)
 
 
-def _least_limit(config: EngineConfig, groups: TierGroups) -> int:
+def _smallest_limit(config: EngineConfig, groups: TierGroups) -> int:
     """Return the size of the smallest tier; a server has no size, and counts as a disk.
 
     Raises:
@@ -84,12 +84,12 @@ def _least_limit(config: EngineConfig, groups: TierGroups) -> int:
                 "memory that are available: lower it"
             )
     largest, each = groups.largest_block_bytes, groups.bytes_per_block
-    least = max(LEAST_BLOCKS * each, LEAST_SEGMENTS * SEGMENT_RECORDS * largest)
+    min_limit = max(LEAST_BLOCKS * each, LEAST_SEGMENTS * SEGMENT_RECORDS * largest)
     for name, limit in limits.items():
-        if limit < least:
+        if limit < min_limit:
             raise ConfigError(
                 f"{name}={limit:,} is too little for blocks of {each:,} bytes, the largest record "
-                f"of {largest:,}: set it to {least:,} or more, or lower block_size"
+                f"of {largest:,}: set it to {min_limit:,} or more, or lower block_size"
             )
     return min(limits.values(), default=config.kv_disk_bytes)
 

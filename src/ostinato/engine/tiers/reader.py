@@ -15,7 +15,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.core.ids import RequestId
 from ostinato.engine.tiers.groups import TierGroup, TierGroups
 from ostinato.engine.tiers.load_note import LoadNote
-from ostinato.engine.tiers.look_up import Found, LookUp, find
+from ostinato.engine.tiers.look_up import LookUp, TierHit, find
 from ostinato.engine.tiers.threads import TierThreads
 from ostinato.sched.sequence import Sequence
 from ostinato.tiers.port import ExtentRef, KVTier, LoadFault
@@ -69,7 +69,7 @@ class Load:
 
     sequence: Sequence  # the request's
     look_up: LookUp  # its look-up in the tiers
-    asked_s: float  # when that began, by ``time.monotonic()``
+    queued_s: float  # when that began, by ``time.monotonic()``
     after: "Load | None" = None  # another request's load of the same prefix, which it waits for
     table: BlockTable | None = None  # blocks to be filled, once they are allocated
     read: Read | None = None  # fills them
@@ -93,7 +93,7 @@ class Load:
             return not self.read.num_running
         if self.after is not None:
             return self.after.is_ready
-        return self.look_up.found is not None
+        return self.look_up.hit is not None
 
     @property
     def pieces(self) -> list[Piece]:
@@ -128,9 +128,9 @@ class TierReader:
         self._look_ups = TierThreads("ostinato-tier-look-up")
         self._readers = TierThreads("ostinato-tier-read", NUM_READERS)
 
-    def look_up(self, wanted: LookUp) -> None:
+    def look_up(self, look_up: LookUp) -> None:
         """Start a look-up."""
-        self._look_ups.submit(self._look_up, wanted)
+        self._look_ups.submit(self._look_up, look_up)
 
     def read(self, read: Read) -> None:
         """Start to read pieces, with all threads."""
@@ -153,15 +153,15 @@ class TierReader:
         self._look_ups.close(seconds)
         self._readers.close(seconds)
 
-    def _look_up(self, wanted: LookUp) -> None:
-        found = Found(wanted.first_token)
+    def _look_up(self, look_up: LookUp) -> None:
+        hit = TierHit(look_up.first_token)
         try:
-            if not wanted.is_cancelled:
-                found = find(self._tier, self._groups, wanted)
+            if not look_up.is_cancelled:
+                hit = find(self._tier, self._groups, look_up)
         except Exception:
             logger.exception("a look-up in the tiers failed")
         with self._changed:
-            wanted.found = found
+            look_up.hit = hit
             self._changed.notify_all()
 
     def _read(self, read: Read) -> None:
@@ -210,19 +210,19 @@ class TierReader:
 
 
 def pieces_of(
-    groups: TierGroups, found: Found, table: BlockTable, num_known: int
+    groups: TierGroups, hit: TierHit, table: BlockTable, num_known: int
 ) -> Iterator[Piece]:
     """Cut what was found into pieces, windows and states first: without them the rest is useless.
 
     Args:
         groups: Of the model.
-        found: What a hit at its end needs.
+        hit: What a hit at its end needs.
         table: Of the pool, to be filled.
         num_known: Tokens that the pool has, which are not read.
     """
     for group in (*groups.sparse, *(one for one in groups.groups if one.is_full)):
-        needed = group.needed(found.end, num_known)
-        for ref in found.refs[group.name]:
+        needed = group.needed(hit.end, num_known)
+        for ref in hit.refs[group.name]:
             first = ref.start // group.unit
             part = range(max(needed.start, first), min(needed.stop, first + ref.num_blocks))
             if part:

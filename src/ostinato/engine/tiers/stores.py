@@ -82,7 +82,7 @@ PAUSES_S = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Pending:
     """A prefix that is to be written."""
 
     key: PrefixKey  # the sequence
@@ -105,7 +105,7 @@ class TierStores(CacheObserver):
         self.tier_stats: tuple[TierStats, ...] = ()  # as last seen by the writer
         self.events = TierEvents()
         self._size = block_size
-        self._waiting: deque[_Wanted] = deque()
+        self._waiting: deque[_Pending] = deque()
         self._marked = defaultdict[int, set[int]](set)
         # By the number of their pool: blocks that are stored or being written.
         self._used: deque[tuple[PrefixKey, int, ReuseClass]] = deque(maxlen=MOST_WAITING)
@@ -115,7 +115,7 @@ class TierStores(CacheObserver):
         self._credit_s = MOST_CREDIT_S
         self._pressure: Literal["none", "new", "known"] = "none"
         self._paused_until_s = 0.0
-        self._fill_bytes = self._most_tokens = inf
+        self._fill_bytes = self._max_tokens = inf
         self._is_open = self._is_refreshing = self._is_reporting = self._has_images = False
 
     def open(
@@ -130,7 +130,7 @@ class TierStores(CacheObserver):
         self._tier, self._groups, self._manager = opened.tier, opened.groups, manager
         self._namespace_of = namespace_of
         width = self._groups.bytes_per_block
-        self._longest = min(EXTENT_BYTES, opened.most_extent_bytes)
+        self._longest = min(EXTENT_BYTES, opened.max_extent_bytes)
         num_bytes = max(STAGING_BYTES, self._longest, self._groups.largest_block_bytes)
         self._staging = self._groups.groups[0].copies.new_buffer(num_bytes)
         self._writer = TierThreads("ostinato-tier-write")
@@ -143,7 +143,7 @@ class TierStores(CacheObserver):
         lasting = [x.limit_bytes for x in seen if x.tier != "host" and x.limit_bytes]
         if smallest := min(lasting or [x.limit_bytes for x in seen]):
             self._fill_bytes = int(FILL_SHARE * smallest)
-            self._most_tokens = self._groups.longest_prefix(self._fill_bytes)
+            self._max_tokens = self._groups.longest_prefix(self._fill_bytes)
         self.refresh_stats()
 
     # --- events of the cache ---
@@ -153,7 +153,7 @@ class TierStores(CacheObserver):
         num_blocks = table.num_shared_tokens // self._size
         self._has_images |= bool(table.key.images)
         if num_blocks and table.writes and not self._is_written(table, num_blocks):
-            self._queue(_Wanted(table.key, table.num_shared_tokens))
+            self._queue(_Pending(table.key, table.num_shared_tokens))
 
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
@@ -173,7 +173,7 @@ class TierStores(CacheObserver):
         elif self._pressure == "none":
             self._pressure = "new"  # everything that is cached is to be written
         elif whole and table.writes and table.blocks[whole - 1] not in self._marked[0]:
-            self._queue(_Wanted(table.key, whole * self._size))
+            self._queue(_Pending(table.key, whole * self._size))
 
     def on_evict(self, eviction: Eviction) -> None:
         """Blocks get other content."""
@@ -212,15 +212,15 @@ class TierStores(CacheObserver):
                 return False
         return True
 
-    def _queue(self, wanted: _Wanted) -> None:
+    def _queue(self, pending: _Pending) -> None:
         if not self._is_open:
             return
-        if wanted.num_tokens > self._most_tokens:  # its tail would evict its beginning
-            wanted = replace(wanted, num_tokens=int(self._most_tokens))
+        if pending.num_tokens > self._max_tokens:  # its tail would evict its beginning
+            pending = replace(pending, num_tokens=int(self._max_tokens))
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self.num_left_out += 1
-        self._waiting.append(wanted)
+        self._waiting.append(pending)
 
     # --- calls of the engine ---
 
@@ -232,7 +232,7 @@ class TierStores(CacheObserver):
     def lease(self, key: PrefixKey, num_tokens: int, keep_until: float, refresh_s: float) -> None:
         """Write a leased prefix before all others, with the end of its lease."""
         self.set_lease_end(key, num_tokens, keep_until, refresh_s)
-        self._waiting.appendleft(_Wanted(key, num_tokens, keep_until, refresh_s))
+        self._waiting.appendleft(_Pending(key, num_tokens, keep_until, refresh_s))
 
     def set_lease_end(
         self, key: PrefixKey, num_tokens: int, keep_until: float, refresh_s: float = 0.0
@@ -269,10 +269,10 @@ class TierStores(CacheObserver):
         may_copy = is_idle or self._credit_s > 0
         if not self._waiting or not may_copy or time.monotonic() < self._paused_until_s:
             return False
-        wanted = self._waiting.popleft()
-        identity = wanted.key.identity
+        pending = self._waiting.popleft()
+        identity = pending.key.identity
         if identity.epoch == self._manager.epoch and not self._is_erased(identity):
-            self._copy_out(wanted)
+            self._copy_out(pending)
         return True
 
     def wait(self, seconds: float) -> None:
@@ -327,7 +327,7 @@ class TierStores(CacheObserver):
         paths = cached_paths(self._manager, self._has_images, self._groups, self._fill_bytes)
         paths = paths[: MOST_WAITING - len(self._waiting)]
         for key in paths:
-            self._queue(_Wanted(key, len(key)))
+            self._queue(_Pending(key, len(key)))
         prompts, match = list(self._prompts), self._manager.match
         self._prompts.clear()
         queued = set[int]()
@@ -336,7 +336,7 @@ class TierStores(CacheObserver):
         num_free = MOST_WAITING - len(self._waiting)
         for key, num_tokens in prompts[-num_free:] if num_free else ():
             if not queued.isdisjoint(match(key, num_tokens).blocks[-1:]):
-                self._queue(_Wanted(key, num_tokens))
+                self._queue(_Pending(key, num_tokens))
 
     def close(self, seconds: float) -> None:
         """End the thread, unless it hangs for so long."""
@@ -357,29 +357,29 @@ class TierStores(CacheObserver):
             for group in self._groups.groups:
                 self._tier.use(prefix_of(key, num_tokens, group, self._namespace_of), reuse)
 
-    def _copy_out(self, wanted: _Wanted) -> None:
+    def _copy_out(self, pending: _Pending) -> None:
         """Copy as much of a prefix as fits the staging memory, and queue it for the writer."""
         begun_s = time.perf_counter()
-        match = self._manager.match(wanted.key, wanted.num_tokens)
+        match = self._manager.match(pending.key, pending.num_tokens)
         if not self._groups.groups[0].is_full:  # they have no bytes, and list prefixes
             self._marked[0].update(match.blocks)
-        unwritten = self._unwritten(wanted, match)
+        unwritten = self._unwritten(pending, match)
         while not unwritten:
-            wanted = replace(wanted, group=wanted.group + 1, first_block=0)
-            if wanted.group >= len(self._groups.groups):
+            pending = replace(pending, group=pending.group + 1, first_block=0)
+            if pending.group >= len(self._groups.groups):
                 return
-            unwritten = self._unwritten(wanted, match)
-        group = self._groups.groups[wanted.group]
+            unwritten = self._unwritten(pending, match)
+        group = self._groups.groups[pending.group]
         width = group.copies.block_bytes
         chosen = unwritten[: max(1, len(self._staging) // width)]
         if len(chosen) < len(unwritten):
-            self._waiting.appendleft(replace(wanted, first_block=chosen[-1][0] + 1))
-        elif wanted.group + 1 < len(self._groups.groups):
-            self._waiting.appendleft(replace(wanted, group=wanted.group + 1, first_block=0))
-        prefix = prefix_of(wanted.key, len(match.blocks) * self._size, group, self._namespace_of)
+            self._waiting.appendleft(replace(pending, first_block=chosen[-1][0] + 1))
+        elif pending.group + 1 < len(self._groups.groups):
+            self._waiting.appendleft(replace(pending, group=pending.group + 1, first_block=0))
+        prefix = prefix_of(pending.key, len(match.blocks) * self._size, group, self._namespace_of)
         every = max(1, min(EXTENT_BLOCKS, self._longest // width))
         extents = [
-            prefix.extent(one, other - one, wanted.keep_until, wanted.refresh_s)
+            prefix.extent(one, other - one, pending.keep_until, pending.refresh_s)
             for first, last in _runs([place for place, _ in chosen])
             for one, other in pairwise(cuts(first, last, every))
         ]
@@ -392,15 +392,15 @@ class TierStores(CacheObserver):
         self._credit_s -= took_s
         self._running = self._writer.submit(self._write, extents, payload, group, blocks)
 
-    def _unwritten(self, wanted: _Wanted, match: PrefixMatch) -> list[tuple[int, int]]:
+    def _unwritten(self, pending: _Pending, match: PrefixMatch) -> list[tuple[int, int]]:
         """List place and block of what a group has yet to write of a matched prefix."""
-        group = self._groups.groups[wanted.group]
+        group = self._groups.groups[pending.group]
         marked = self._marked[group.number]
-        num_public = wanted.key.identity.num_public_tokens
-        first = max(wanted.first_block, num_public // group.unit)
-        kept = self._groups.kept(group, self._manager, wanted.key, match)
+        num_public = pending.key.identity.num_public_tokens
+        first = max(pending.first_block, num_public // group.unit)
+        kept = self._groups.kept(group, self._manager, pending.key, match)
         kept = [one for one in kept if one[0] >= first]
-        if wanted.keep_until:
+        if pending.keep_until:
             return kept
         if group.is_full:
             return list(dropwhile(lambda one: one[1] in marked, kept))

@@ -109,7 +109,7 @@ class TieredCache:
         self.loads = TierLoads(opened, *parts, stores.events, estimate, prices)
         self.stores = stores
         self._erasures = TierErasures(opened.tier)
-        stores.events.open(cache.events, cache.manager, self._erasures.covers)
+        stores.events.open(cache.events, cache.manager, self.groups, self._erasures.covers)
         stores.open(opened, cache.manager, self.namespace_of, self._erasures.covers)
         self._notes: OrderedDict[RequestId, LoadNote] = OrderedDict()
         self._begun_s = 0.0
@@ -334,7 +334,7 @@ def _refresh_s(terms: LeaseTerms) -> float:
 
 def _estimated_tokens_per_s(runner: ModelRunner) -> float:
     """Estimate how fast prompts are computed, until it is measured."""
-    num_parameters: int = sum(x.numel() for x in runner.loaded.model.parameters())
+    num_parameters = runner.loaded.size.num_parameters
     is_cpu = runner.kv_stores[0].device.type == "cpu"
     flops: float = CPU_FLOPS * torch.get_num_threads() if is_cpu else DEVICE_FLOPS
     return flops / max(1, 2 * num_parameters)

@@ -24,7 +24,7 @@ from ostinato.assembly import build_cache
 from ostinato.cache.eviction import PolicyFactory
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.eviction import make_policy
-from ostinato.lab.replay.tier_model import SimulatedDisk
+from ostinato.lab.replay.tier_model import DiskModel, SimulatedDisk
 from ostinato.lab.traces.block_trace import BlockTrace, Numbers
 from ostinato.settings import PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
 
@@ -104,7 +104,7 @@ class SerialCache:
         pools: Pools,
         policy: PolicyName | PolicyFactory,
         num_distinct: int,
-        disk_blocks: int = 0,
+        disk: DiskModel | None = None,
     ) -> None:
         """Make an empty cache; ``num_distinct`` blocks of content are all that it may need."""
         self._now_s = 0.0
@@ -125,7 +125,9 @@ class SerialCache:
         )
         spare = [window.num_blocks - window.window for window in config.windows]
         self._step_blocks = max(1, min(spare)) if spare else None
-        self.disk = SimulatedDisk(disk_blocks, 1, lambda: self._now_s) if disk_blocks else None
+        self.disk: SimulatedDisk | None = None
+        if disk is not None:
+            self.disk = SimulatedDisk(disk, 1, config.windows, lambda: self._now_s)
         make = partial(make_policy, policy) if isinstance(policy, str) else policy
         more = () if self.disk is None else (self.disk,)
         cache = build_cache(config, lambda: self._now_s, policy=make, more_observers=more)
@@ -172,7 +174,7 @@ def replay_serially(
     pools: Pools | int,
     policy: PolicyName | PolicyFactory = USUAL_POLICY,
     progress: Callable[[int], None] | None = None,
-    disk_blocks: int = 0,
+    disk: DiskModel | None = None,
 ) -> SerialResult:
     """Serve a trace from one cache, a request at a time.
 
@@ -181,20 +183,19 @@ def replay_serially(
         pools: Sizes of the cache; a number is that of full attention, without windows.
         policy: Eviction policy, or what makes one.
         progress: Called with numbers of requests that were served.
-        disk_blocks: Blocks of a disk behind the cache; 0 for none.
+        disk: The disk behind the cache; None for none.
 
     Cost: about a microsecond per block under LRU, and tens of them per request.
     """
     pools = Pools(pools) if isinstance(pools, int) else pools
-    cache = SerialCache(pools, policy, trace.num_distinct, disk_blocks)
-    disk = cache.disk
+    cache = SerialCache(pools, policy, trace.num_distinct, disk)
     hits, loaded = [0] * len(trace), 0
     arrivals, outputs = trace.arrival_s.tolist(), trace.output_tokens.tolist()
     for number, path in enumerate(each_path(trace)):
         hits[number] = cache.serve(cache.key(path), arrivals[number], outputs[number])
-        if disk is not None:
-            hits[number] += disk.last_hit_blocks
-            loaded += disk.last_hit_blocks
+        if cache.disk is not None:
+            hits[number] += cache.disk.last_hit_blocks
+            loaded += cache.disk.last_hit_blocks
         if progress is not None and number % REQUESTS_PER_REPORT == REQUESTS_PER_REPORT - 1:
             progress(REQUESTS_PER_REPORT)
     if progress is not None:
@@ -207,7 +208,7 @@ def replay_serially(
         cache.num_cut,
         trace.total_input_tokens,
         loaded * trace.block_tokens,
-        0 if disk is None else disk.num_written,
+        0 if cache.disk is None else cache.disk.num_written,
     )
 
 

@@ -120,7 +120,7 @@ def add_disk(
     policy = USUAL_POLICY if USUAL_POLICY in known else known[0]
     trace, kv, simulation.disk = simulation.trace, simulation.kv, disk
     simulation.tiered = [
-        replay_serially(trace, _pools(trace, n, kv), policy, progress, disk.num_blocks)
+        replay_serially(trace, _pools(trace, n, kv), policy, progress, disk)
         for n in simulation.capacities
     ]
 

@@ -150,7 +150,7 @@ class TimedReplica:
         written = (
             None
             if disk is None
-            else SimulatedDisk(disk.num_blocks, cache.block_size, lambda: self.now_s)
+            else SimulatedDisk(disk, cache.block_size, cache.windows, lambda: self.now_s)
         )
         more = () if written is None else (written,)
         self.cache = build_cache(cache, lambda: self.now_s, more_observers=more)

@@ -35,7 +35,7 @@ class CodeFormat:
 
     Attributes:
         bits: 8 or 4.
-        group_size: Inputs that share a scale, a multiple of 32.
+        group_size: Inputs that share a scale, 16 or a multiple of 32.
         has_minima: Whether groups have a minimum as well.
         has_zeros: Whether groups have a zero point; never together with a minimum.
     """

@@ -24,7 +24,7 @@ from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import within
 
-_STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of RoPE in which the angles of a position never change."""
 
 _MIN_POSITIONS = 4096
@@ -125,7 +125,7 @@ class Angles:
         self._module, self._like, self._kind = rotary, like, kind or AngleKind()
         kinds = getattr(rotary, "rope_type", None)
         of_type = kinds.get(self._kind.layer_type) if isinstance(kinds, dict) else kinds
-        self._is_static = of_type in _STATIC_ROPE
+        self._is_static = of_type in STATIC_ROPE
         self._table: Tensor | None = None
 
     def of(self, positions: Ints) -> Lookup:

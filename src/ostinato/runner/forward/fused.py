@@ -30,6 +30,11 @@ class FusedForward:
         self._steps = Steps(decoder, library, calls)
 
     @property
+    def decoder(self) -> Decoder:
+        """What is computed."""
+        return self._decoder
+
+    @property
     def promises_bits(self) -> bool:
         """Whether a row has the same bits alone and in any step, if attention is native.
 

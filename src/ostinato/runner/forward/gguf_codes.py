@@ -1,21 +1,20 @@
 """Blocks of a GGUF file as codes of ours.
 
-A block has codes of some bits with a scale, and often a minimum, for 32 inputs. So most formats
-become codes without any loss, and without a dequantized weight::
+A block has codes of some bits with a scale, and often a minimum, for 16 or 32 inputs. So most
+formats become codes without any loss, and without a dequantized weight::
 
-    Q4_0, Q4_1, Q4_K                4 bits; with minima but for Q4_0
-    Q5_0, Q5_1, Q5_K, Q8_0          8 bits; with minima where the file has them
-    Q2_K, Q3_K, Q6_K and others     8 bits in groups of 32 inputs, the nearest: their groups have
-                                    16 inputs, or their codes are entries of a table
+    Q4_0, Q4_1, Q2_K, Q3_K, Q4_K             4 bits; with minima where the file has them
+    Q5_0, Q5_1, Q8_0, Q5_K, Q6_K, IQ4_*      8 bits; likewise
+    others                                   8 bits in groups of 32 inputs, the nearest
 
-The native library makes codes of blocks, all but those of rare formats.
+Scales of K blocks stay as they are, a byte for a group and a factor for 256 inputs. The native
+library makes codes of blocks, all but those of rare formats.
 
 Source: the layouts are those of ``ggml-common.h`` in llama.cpp.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import gguf
 import numpy as np
@@ -24,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode
-from ostinato.runner.native.code_packing import BLOCK_KINDS, TILE_OUTPUTS, BlockKind, CodeTiles
+from ostinato.runner.native.code_packing import BLOCK_KINDS, CodeTiles
+from ostinato.runner.native.scale_tiles import TILE_OUTPUTS
 
 PLAIN_KINDS = {"F32", "F16", "BF16", "F64"}
-_GROUP = 32
-NEAREST = CodeFormat(bits=8, group_size=_GROUP)
+NEAREST = CodeFormat(bits=8, group_size=32)
 _SLICE_NUMBERS = 2**23
 
 Blocks = NDArray[np.uint8]
@@ -62,21 +61,22 @@ class BlockRows:
     def format(self) -> CodeFormat:
         """The format of the codes."""
         known = BLOCK_KINDS.get(self.kind)
-        return NEAREST if known is None else CodeFormat(_bits(known), _GROUP, known.has_minima)
+        if known is None:
+            return NEAREST
+        return CodeFormat(known.bits, known.group_size, known.has_minima)
 
     @property
     def scale_dtype(self) -> torch.dtype:
-        """A dtype in which scales and minima are exact."""
+        """A dtype in which scales and minima are exact, or ``SUPERBLOCKS``."""
         known = BLOCK_KINDS.get(self.kind)
         return torch.bfloat16 if known is None else known.scale_dtype
 
-    def pack_into(self, memory: CodeTiles, first: int, dtype: torch.dtype) -> None:
+    def pack_into(self, memory: CodeTiles, first: int) -> None:
         """Read and pack, some rows at a time.
 
         Args:
             memory: A weight whose format represents these codes.
             first: The output that the first row becomes.
-            dtype: Compute dtype; the nearest codes are those of the numbers in it.
         """
         step = self.num_rows
         if self.order is None:
@@ -84,7 +84,7 @@ class BlockRows:
             step = max(1, _SLICE_NUMBERS // tile_numbers) * TILE_OUTPUTS
         for begin in range(0, self.num_rows, step):
             blocks = torch.from_numpy(self.read(begin, min(begin + step, self.num_rows)))
-            memory.put_blocks(first + begin, blocks, self.kind, dtype, self.order)
+            memory.put_blocks(first + begin, blocks, self.kind, self.order)
 
     def nearest(self, dtype: torch.dtype) -> Codes:
         """Read, and return the nearest codes of the numbers in a dtype."""
@@ -103,7 +103,3 @@ def dequantized(data: Blocks, kind: gguf.GGMLQuantizationType, dtype: torch.dtyp
         part = gguf.dequantize(data[first : first + step], kind)
         numbers[first : first + step] = torch.from_numpy(np.ascontiguousarray(part))
     return numbers
-
-
-def _bits(kind: BlockKind) -> Literal[4, 8]:
-    return 4 if kind.bits == 4 else 8

@@ -1,10 +1,9 @@
 """A weight of 8 or 4 bits in the memory layout that the native library multiplies with.
 
 Codes are packed once, into the tiles of ``native/src/weight_tiles.h``, and products read the codes.
-Scales are stored separately, those of 32 outputs of a group beside each other.
+Scales are stored separately, see ``scale_tiles``.
 """
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,17 +11,33 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.runner.experts.stack import ExpertStack
-from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined, joined_format, widened
+from ostinato.runner.forward.codes import (
+    CodeFormat,
+    Codes,
+    codes_of,
+    encode,
+    joined,
+    joined_format,
+    widened,
+)
 from ostinato.runner.forward.gguf_codes import BlockRows
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.native.code_packing import FORMATS, TILE_OUTPUTS, CodeTiles
-from ostinato.runner.native.ctypes_api import DTYPES
+from ostinato.runner.native.code_packing import FORMATS, CodeTiles
 from ostinato.runner.native.packed import (
     PackedWeight,
     Product,
     allocate_tiles,
     padded_width,
     required_library,
+)
+from ostinato.runner.native.scale_tiles import (
+    SUPERBLOCKS,
+    TILE_OUTPUTS,
+    joined_dtype,
+    numbers_of,
+    put_numbers,
+    scale_format,
+    scales_shape,
 )
 from ostinato.runner.settings import QuantizationName
 
@@ -67,14 +82,14 @@ class QuantizedWeight(PackedWeight):
             return cls(joined(codes), dtype, activation_bits)
         weight = cls.__new__(cls)
         shapes = [_shape(part) for part in parts]
-        scales = functools.reduce(torch.promote_types, map(_scale_dtype, parts))
+        scales = joined_dtype(map(_scale_dtype, parts))
         format = joined_format([part.format for part in parts])
         weight._allocate(format, (sum(rows for rows, _ in shapes), shapes[0][1]), scales)
         weight.dtype, weight.activation_bits = dtype, activation_bits
         first = 0
         for part, (num_rows, _) in zip(parts, shapes, strict=True):
             if isinstance(part, BlockRows) and part.is_packed_directly:
-                part.pack_into(weight._memory(), first, dtype)
+                part.pack_into(weight._memory(), first)
             else:
                 own = part if isinstance(part, Codes) else part.nearest(dtype)
                 weight._put(first, widened(own, format))
@@ -166,7 +181,7 @@ class QuantizedWeight(PackedWeight):
         product.minima = None if self._minima is None else self._minima.data_ptr()
         product.zeros = None if self._zeros is None else self._zeros.data_ptr()
         product.order = None if self._order is None else self._order.data_ptr()
-        product.scale_dtype = DTYPES[self._scales.dtype]
+        product.scale_dtype = scale_format(self._scales)
         product.group_size = self.format.group_size
         product.used_inputs = self.num_columns
         product.activation_bits = self.activation_bits
@@ -181,13 +196,13 @@ class QuantizedWeight(PackedWeight):
         if self.format.bits == 8:
             rows = rows.view(torch.int8)
         minima, zeros = (
-            None if kept is None else _by_rows(kept[begin:end])[within]
+            None if kept is None else numbers_of(kept[begin:end])[within]
             for kept in (self._minima, self._zeros)
         )
         return Codes(
             self.format,
             rows[within, : self.num_columns],
-            _by_rows(self._scales[begin:end])[within],
+            numbers_of(self._scales[begin:end])[within],
             minima,
             zeros,
             None if self._order is None else self._order.long(),
@@ -199,8 +214,12 @@ class QuantizedWeight(PackedWeight):
 
     def replace(self, first: int, rows: Tensor) -> None:
         """Quantize other numbers into some rows; see ``PackedWeight``."""
-        rows = rows.detach()
-        self._put(first, encode(rows if self._order is None else rows[:, self._order], self.format))
+        rows = rows.detach() if self._order is None else rows.detach()[:, self._order]
+        codes, last = encode(rows, self.format), first + len(rows)
+        self._put(first, codes)
+        if self._scales.dtype == SUPERBLOCKS:  # codes for the scales that superblocks have
+            own = self.codes(first, last)
+            self._put_codes(first, codes_of(rows, self.format, own.scales, own.minima))
 
     def _allocate(
         self, format: CodeFormat, shape: tuple[int, ...], scale_dtype: torch.dtype
@@ -215,9 +234,11 @@ class QuantizedWeight(PackedWeight):
         self._tiles = tiles.view(num_tiles, tile_bytes)
         if self.num_rows % TILE_OUTPUTS:
             self._tiles[-1] = format.zero * (17 if format.bits == 4 else 1)
-        groups = (num_tiles, format.num_groups(self.num_columns), TILE_OUTPUTS)
-        self._scales = torch.zeros(groups, dtype=scale_dtype)
+        num_groups = format.num_groups(self.num_columns)
+        memory_shape = scales_shape(num_tiles, num_groups, format.group_size, scale_dtype)
+        self._scales = torch.zeros(memory_shape, dtype=scale_dtype)
         self._minima = torch.zeros_like(self._scales) if format.has_minima else None
+        groups = num_tiles, num_groups, TILE_OUTPUTS
         self._zeros = torch.zeros(groups, dtype=torch.int8) if format.has_zeros else None
         self._order = None
 
@@ -236,7 +257,7 @@ class QuantizedWeight(PackedWeight):
     def _put(self, first: int, codes: Codes) -> None:
         """Pack codes of this format into some rows."""
         assert codes.format == self.format, (codes.format, self.format)
-        self._memory().put_codes(first, codes.codes.view(torch.uint8))
+        self._put_codes(first, codes.codes)
         outputs = torch.arange(first, first + len(codes.codes))
         for kept, given in (
             (self._scales, codes.scales),
@@ -244,7 +265,10 @@ class QuantizedWeight(PackedWeight):
             (self._zeros, codes.zeros),
         ):
             if kept is not None and given is not None:
-                kept[outputs // TILE_OUTPUTS, :, outputs % TILE_OUTPUTS] = given.to(kept.dtype)
+                put_numbers(kept, outputs, given)
+
+    def _put_codes(self, first: int, codes: Tensor) -> None:
+        self._memory().put_codes(first, codes.view(torch.uint8))
 
 
 _INT8 = CodeFormat(bits=8, group_size=128)
@@ -344,8 +368,3 @@ def _out_of_tiles(tiles: Tensor, bits: int) -> Tensor:
     packed = tiles.view(count, -1, TILE_OUTPUTS, 2, 2).permute(0, 2, 1, 4, 3)
     words = torch.stack((packed & 15, packed >> 4), dim=-2)
     return words.reshape(count * TILE_OUTPUTS, -1)
-
-
-def _by_rows(tiled: Tensor) -> Tensor:
-    """Return the numbers of groups by rows, shape (num_rows, num_groups)."""
-    return tiled.transpose(1, 2).reshape(-1, tiled.shape[1])

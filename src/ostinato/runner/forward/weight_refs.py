@@ -58,6 +58,24 @@ def weight_bytes(model: nn.Module) -> int:
     return blocks + sum(packed.values()) + sum(tensor.nbytes for tensor in model.parameters())
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """How large a model is.
+
+    Attributes:
+        num_bytes: Bytes of memory that its weights take.
+        num_parameters: Numbers that are not packed.
+    """
+
+    num_bytes: int
+    num_parameters: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "ModelSize":
+        """Measure a model."""
+        return cls(weight_bytes(model), sum(part.numel() for part in model.parameters()))
+
+
 @torch.no_grad()
 def replace_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Overwrite some weights in place.

@@ -6,7 +6,7 @@ norms have one added; and the RoPE of Llama 3.1 and later is scaled by a tensor 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ class GgufSource:
             return None
         return cls({tensor.name: tensor for tensor in reader.tensors}, model, architecture)
 
-    @property
+    @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of all weights by name."""
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
@@ -79,7 +79,7 @@ class GgufSource:
         experts = [part for parts in self._experts.values() for part in parts]
         return sum(tensor.data.nbytes for tensor in (*self._tensors.values(), *experts))
 
-    @property
+    @cached_property
     def kinds(self) -> Mapping[str, str]:
         """Formats of the quantized matrices by name."""
         kinds = {

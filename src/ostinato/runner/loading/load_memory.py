@@ -23,7 +23,10 @@ KVBytes = Callable[[KVSpec, torch.dtype], int]
 STEP_BYTES = 2**28
 """Buffers of a step, and what packing a weight needs beside its numbers."""
 
-_FILE_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q4_K": 6.0, "Q5_1": 9.0, "Q5_K": 10.0}
+_FILE_BITS = {
+    "Q4_0": 4.5, "Q4_1": 5.0, "Q5_1": 9.0, "Q2_K": 5.125, "Q3_K": 4.5625, "Q4_K": 4.625,
+    "Q5_K": 8.625, "Q6_K": 8.5625, "IQ4_XS": 8.3125,
+}  # fmt: skip
 """Bits of a weight that keeps the codes of a GGUF file; others take 8.5."""
 
 _BITS = {"int8": 8.125, "int4": 5.0, "w8a8": 8.125, "w4a8": 5.0}

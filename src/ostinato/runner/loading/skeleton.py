@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.attention.registration import ATTENTION_NAME
+from ostinato.runner.attention.registration import ATTENTION_NAME, register
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.loading.model_support import auto_class
 from ostinato.runner.loading.weight_source import WeightSource
@@ -34,6 +34,7 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> "PreTrainedM
     from accelerate import init_empty_weights
     from transformers.initialization import no_init_weights
 
+    register()
     with init_empty_weights(include_buffers=False), no_init_weights():
         model: PreTrainedModel = auto_class(config).from_config(
             copy.deepcopy(config), attn_implementation=ATTENTION_NAME, dtype=dtype

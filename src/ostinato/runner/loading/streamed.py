@@ -46,7 +46,7 @@ from ostinato.runner.loading.skeleton import (
     trial_layers,
 )
 from ostinato.runner.loading.weight_source import SafetensorsSource, WeightSource
-from ostinato.runner.model_call import ModelCall
+from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.native.packed import PackedWeight, required_library
 from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
 from ostinato.runner.quantization import quantization_settings
@@ -61,18 +61,21 @@ class Assembled:
     """A model with all its weights, that passed the probe.
 
     Attributes:
-        model: In evaluation mode, with our attention.
         call: Calls it.
         probed: The probe's result.
         forward: How steps are computed.
         quantization: Quantization of the linear layers; None if they are not quantized.
     """
 
-    model: "PreTrainedModel"
-    call: ModelCall
+    call: ModelCall | LaterCall
     probed: Probed
     forward: ChosenForward
     quantization: Quantization | None
+
+    @property
+    def model(self) -> "PreTrainedModel":
+        """In evaluation mode, with our attention."""
+        return self.call.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,6 @@ def stream_model(
     if trial.call.hands_step:
         call.hand_step_to_attention()
     known = Assembled(
-        skeleton,
         call,
         replace(trial.probed, spec=spec, styles=styles),
         ChosenForward(trial.forward.name, trial.forward.reason),
@@ -185,7 +187,7 @@ def stream_model(
         forward = complete_model(skeleton, source, known, pack, recorder)
     finally:
         progress.close()
-    check_finite(skeleton, call)
+    check_finite(skeleton, forward.fused or call, known.probed)
     read_generation_config(skeleton, settings.path)
     return replace(known, forward=forward)
 
@@ -253,7 +255,7 @@ class _Trial:
         chosen = choose_forward(model, call, probed, settings.forward, quantization)
         if quantization is not None and settings.quantization is None:
             quantization = Quantization(quantization.name, {})
-        return Assembled(model, call, probed, chosen, quantization)
+        return Assembled(call, probed, chosen, quantization)
 
     def _codes(self, name: str) -> Quantization | None:
         """Return the file's own codes for the layers of the trial; None if it has none."""

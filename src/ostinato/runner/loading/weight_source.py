@@ -7,6 +7,7 @@ What it returns is memory of its own: files may change afterwards.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -120,7 +121,7 @@ class SafetensorsSource:
         for path in files:
             self._ranges |= _weights_of(path)
 
-    @property
+    @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of all weights by name."""
         return {name: shape for name, (_, _, shape) in self._ranges.items()}

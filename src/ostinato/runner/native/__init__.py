@@ -8,6 +8,7 @@ it, everything runs in plain torch. Files in reading order:
 * ``checks``: checks arguments before the library gets a pointer
 * ``pages``: allocates memory pages for keys and values
 * ``packed``: a weight in tiles, and products with it
+* ``scale_tiles``: scales of a quantized weight, in the layouts of the library
 * ``code_packing``: packs rows of blocks, numbers or codes as tiles of a quantized weight
 * ``argmax``: the largest number of each row
 * ``sampling``: sampling, and log-probabilities

@@ -7,6 +7,7 @@ see ``ost_pack_codes`` in ``native/include/ostinato_ops.h``.
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import gguf
 import torch
@@ -14,9 +15,14 @@ from torch import Tensor
 
 from ostinato.runner.native.ctypes_api import DTYPES, int32s, int64s, pointers
 from ostinato.runner.native.packed import padded_width, required_library
-
-TILE_OUTPUTS = 32
-"""Outputs of a tile."""
+from ostinato.runner.native.scale_tiles import (
+    MIN_GROUP,
+    SUPERBLOCKS,
+    TILE_OUTPUTS,
+    is_group_size,
+    scale_format,
+    scales_shape,
+)
 
 FORMATS = {8: 1, 4: 2}
 """``ost_weight_format`` by bits."""
@@ -32,13 +38,15 @@ class BlockKind:
         number: ``ost_row_kind``.
         bits: 8 or 4.
         has_minima: Whether groups have a minimum.
-        scale_dtype: Dtype in which scales and minima are exact.
+        scale_dtype: Dtype in which scales and minima are exact, or ``SUPERBLOCKS``.
+        group_size: Inputs of a group.
     """
 
     number: int
-    bits: int
+    bits: Literal[4, 8]
     has_minima: bool
-    scale_dtype: torch.dtype
+    scale_dtype: torch.dtype = SUPERBLOCKS
+    group_size: int = 32
 
 
 BLOCK_KINDS: Mapping[str, BlockKind] = {
@@ -47,11 +55,15 @@ BLOCK_KINDS: Mapping[str, BlockKind] = {
     "Q5_0": BlockKind(4, 8, False, torch.float16),
     "Q5_1": BlockKind(5, 8, True, torch.float16),
     "Q8_0": BlockKind(6, 8, False, torch.float16),
-    "Q4_K": BlockKind(7, 4, True, torch.float32),
-    "Q5_K": BlockKind(8, 8, True, torch.float32),
-    "Q6_K": BlockKind(9, 8, False, torch.bfloat16),
+    "Q4_K": BlockKind(7, 4, True),
+    "Q5_K": BlockKind(8, 8, True),
+    "Q6_K": BlockKind(9, 8, False, group_size=MIN_GROUP),
+    "Q2_K": BlockKind(10, 4, True, group_size=MIN_GROUP),
+    "Q3_K": BlockKind(11, 4, False, group_size=MIN_GROUP),
+    "IQ4_NL": BlockKind(12, 8, False, torch.float16),
+    "IQ4_XS": BlockKind(13, 8, False),
 }
-"""Formats that the library packs: all without loss but for Q6_K, whose groups have 16 inputs."""
+"""Formats that the library packs, all without loss."""
 
 
 class CodePacking(ctypes.Structure):
@@ -76,7 +88,7 @@ class CodeTiles:
         group_size: Inputs of a group.
         padding: The code of inputs that only fill up the last step.
         tiles: Codes, shape (num_tiles, bytes of a tile).
-        scales: Shape (num_tiles, num_groups, 32).
+        scales: See ``scale_tiles``.
         minima: Likewise, or None.
     """
 
@@ -92,17 +104,17 @@ class CodeTiles:
     def put_codes(self, first: int, codes: Tensor) -> None:
         """Pack codes without their scales, bytes of shape (num_rows, num_columns)."""
         assert codes.itemsize == 1 and codes.shape[1] == self.num_columns, codes.shape
-        self._pack(first, codes, _CODES, torch.float32, None)
+        self._pack(first, codes, _CODES, torch.float32)
 
     def put_numbers(self, first: int, numbers: Tensor) -> None:
         """Pack the nearest codes of numbers, shape (num_rows, num_columns), and their scales."""
         assert numbers.shape[1] == self.num_columns, numbers.shape
         assert self.bits == 8 or self.minima is not None, "of 4 bits, with minima"
         assert self.scales.dtype == torch.bfloat16, "scales are rounded to bfloat16"
-        self._pack(first, numbers, _NUMBERS, numbers.dtype, None)
+        self._pack(first, numbers, _NUMBERS, numbers.dtype)
 
     def put_blocks(
-        self, first: int, blocks: Tensor, kind: str, dtype: torch.dtype, order: Tensor | None = None
+        self, first: int, blocks: Tensor, kind: str, order: Tensor | None = None
     ) -> None:
         """Pack blocks of a GGUF file, codes and scales.
 
@@ -110,35 +122,36 @@ class CodeTiles:
             first: The output that the first row becomes.
             blocks: Bytes, shape (num_rows, bytes of a row).
             kind: One of ``BLOCK_KINDS``.
-            dtype: Compute dtype: numbers are rounded to it before their nearest codes are chosen.
             order: Which row each output is, int64; None if they are in order.
         """
         known = BLOCK_KINDS[kind]
         numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
         assert blocks.dtype == torch.uint8 and self.num_columns % numbers == 0, kind
         assert blocks.shape[1] == self.num_columns // numbers * size, blocks.shape
-        assert known.bits <= self.bits and self.group_size == TILE_OUTPUTS, kind
+        assert known.bits <= self.bits and self.group_size in (MIN_GROUP, known.group_size), kind
+        assert self.scales.dtype in (SUPERBLOCKS, torch.float32, known.scale_dtype), kind
         assert self.minima is not None or not known.has_minima, kind
         if order is not None:
             assert order.dtype == torch.int64 and order.shape == (len(blocks),), order.shape
             assert int(order.min()) >= 0 and int(order.max()) < len(blocks), "rows of the blocks"
             order = order.contiguous()
-        self._pack(first, blocks, known.number, dtype, order)
+        self._pack(first, blocks, known.number, torch.float32, order)
 
     def check(self) -> None:
         """Check that shapes and dtypes fit each other; an error is a bug of this package."""
         num_tiles = -(-self.num_rows // TILE_OUTPUTS)
         tile_bytes = TILE_OUTPUTS * padded_width(self.num_columns) * self.bits // 8
         assert self.tiles.shape == (num_tiles, tile_bytes), self.tiles.shape
-        groups = (num_tiles, -(-self.num_columns // self.group_size), TILE_OUTPUTS)
-        assert self.group_size % TILE_OUTPUTS == 0, self.group_size
+        num_groups, dtype = -(-self.num_columns // self.group_size), self.scales.dtype
+        assert is_group_size(self.group_size), self.group_size
+        shape = scales_shape(num_tiles, num_groups, self.group_size, dtype)
         for of_groups in (self.scales, self.minima):
-            assert of_groups is None or of_groups.shape == groups, groups
-            assert of_groups is None or of_groups.dtype == self.scales.dtype, "one dtype"
+            assert of_groups is None or of_groups.shape == shape, shape
+            assert of_groups is None or of_groups.dtype == dtype, "one dtype"
         assert self.tiles.is_contiguous() and self.scales.is_contiguous(), "tiles side by side"
 
     def _pack(
-        self, first: int, rows: Tensor, kind: int, dtype: torch.dtype, order: Tensor | None
+        self, first: int, rows: Tensor, kind: int, dtype: torch.dtype, order: Tensor | None = None
     ) -> None:
         rows = rows.detach() if rows.stride(1) == 1 else rows.detach().contiguous()
         assert 0 <= first <= first + len(rows) <= self.num_rows, (first, len(rows))
@@ -158,7 +171,7 @@ class CodeTiles:
             kind,
             DTYPES[dtype],
             FORMATS[self.bits],
-            DTYPES[self.scales.dtype],
+            scale_format(self.scales),
             self.group_size,
             self.padding,
             torch.get_num_threads(),

@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ostinato.runner.checkpoints.fingerprints import remembered
+from ostinato.runner.forward.weight_refs import ModelSize
 from ostinato.runner.loading.streamed import Assembled
 from ostinato.runner.weight_cache.entry import Entry
 from ostinato.runner.weight_cache.facts import key_of
@@ -63,14 +65,16 @@ class WeightCache:
         self,
         recorder: Recorder,
         built: Assembled,
+        size: ModelSize,
         fingerprint: Callable[[], bytes],
         config: PreTrainedConfig,
         tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
         """Make the entry of a model visible that was written while the model was packed."""
-        index = index_of(built) if recorder.is_writing else None
+        index = index_of(built, recorder.packed_names) if recorder.is_complete else None
         if index is None:
             return
+        index["size"] = astuple(size)
         index["model"] = str(self._path)
         key = key_of(fingerprint(), self._facts)
         if key is not None:

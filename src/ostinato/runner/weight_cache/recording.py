@@ -30,6 +30,8 @@ logger = logging.getLogger("ostinato")
 MIN_BYTES = 2**26
 """Smaller checkpoints are packed in a moment."""
 
+_SHAPES = "shapes"
+
 NAMES_BETWEEN = "+"
 """Stands between the names of weights that are packed as one."""
 
@@ -44,7 +46,7 @@ class Recorder:
     def __init__(self) -> None:
         """Write nothing, until it begins."""
         self._writer: EntryWriter | None = None
-        self._packed: list[PackedWeight] = []
+        self._packed: dict[str, PackedWeight] = {}
         self._weights: dict[str, Record] = {}
         self._blocks: dict[str, str] = {}
         self._embedding: nn.Module | None = None
@@ -71,9 +73,19 @@ class Recorder:
         logger.info("packed weights are not kept: %s", reason)
 
     @property
+    def packed_names(self) -> dict[int, str]:
+        """Names of what was packed, by the ids of the packed weights."""
+        return {id(weight): name for name, weight in self._packed.items()}
+
+    @property
     def is_writing(self) -> bool:
         """Whether all that was packed so far is in the files."""
         return self._writer is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all weights of a model are in the files: one that is read as a whole has none."""
+        return self._writer is not None and _SHAPES in self._writer.index
 
     def recorded(self, pack: Pack, names: Mapping[int, str]) -> Pack:
         """Return what packs likewise, and writes what it packs."""
@@ -83,7 +95,7 @@ class Recorder:
         """Write a packed weight, and map it."""
         if self._writer is None:
             return
-        self._packed.append(weight)
+        self._packed[name] = weight
         mapped = {
             part: self._add(f"{name}/{part}", tensor) for part, tensor in weight.memory().items()
         }
@@ -123,7 +135,7 @@ class Recorder:
             self._writer.index |= {
                 "blocks": self._blocks,
                 "weights": self._weights,
-                "shapes": {name: list(shape) for name, shape in source.shapes.items()},
+                _SHAPES: {name: list(shape) for name, shape in source.shapes.items()},
                 "rope factors": None if factors is None else factors.tolist(),
             }
 
@@ -185,7 +197,7 @@ class Recorder:
         """Take what was mapped into memory of this process."""
         if self._is_in_use:
             return
-        for weight in self._packed:
+        for weight in self._packed.values():
             weight.use_memory({part: t.clone() for part, t in weight.memory().items()})
         if self._embedding is not None:
             _move(self._embedding, _memory_of(self._embedding).clone())

@@ -2,6 +2,9 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +13,12 @@ from ostinato.core.errors import ConfigError
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import CodeFormat
+from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import Pack
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight, StoredRows
 from ostinato.runner.forward.select_forward import ChosenForward
 from ostinato.runner.loading.load_memory import STEP_BYTES, gib
+from ostinato.runner.loading.pretrained import quiet
 from ostinato.runner.loading.skeleton import build_skeleton
 from ostinato.runner.loading.streamed import (
     Assembled,
@@ -23,14 +28,21 @@ from ostinato.runner.loading.streamed import (
     read_generation_config,
 )
 from ostinato.runner.memory import available_bytes
-from ostinato.runner.model_call import ModelCall
-from ostinato.runner.native.packed import PackedWeight
+from ostinato.runner.model_call import LaterCall, ModelCall
+from ostinato.runner.native.packed import PackedWeight, required_library
+from ostinato.runner.probe import Probed
+from ostinato.runner.weight_cache.decoder_record import decoder_of, decoder_record
 from ostinato.runner.weight_cache.entry import Entry, Record
 from ostinato.runner.weight_cache.facts import probed_of, probed_record
 from ostinato.runner.weight_cache.folder import INDEX, cache_folder, remove_folder, why_unsafe
 from ostinato.runner.weight_cache.recording import NAMES_BETWEEN
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 logger = logging.getLogger("ostinato")
+
+_T = TypeVar("_T")
 
 _ROPE_FACTORS = "rope factors"
 
@@ -54,12 +66,19 @@ def find_entry(key: str | None) -> Entry | None:
         return None
 
 
-def index_of(built: Assembled) -> Record | None:
-    """Return what a second start has to know; None if that cannot be kept."""
+def index_of(built: Assembled, packed: Mapping[int, str]) -> Record | None:
+    """Return what a second start has to know; None if that cannot be kept.
+
+    Args:
+        built: The model.
+        packed: Names of its packed weights, by their ids.
+    """
     probed = probed_record(built.probed)
     if probed is None or built.forward.name == "plain":
         return None
+    fused = built.forward.fused
     return {
+        "decoder": None if fused is None else decoder_record(fused.decoder, built.model, packed),
         "probed": probed,
         "hands_step": built.call.hands_step,
         "forward": [built.forward.name, built.forward.reason],
@@ -74,7 +93,7 @@ def _quantization_record(quantization: Quantization | None) -> list[object] | No
 
 
 def restore_model(entry: Entry, settings: LoadSettings) -> Assembled:
-    """Build a model whose weights are mapped.
+    """Build a model whose weights are mapped; its modules only if steps call them.
 
     Raises:
         ConfigError: It does not fit in free memory with the keys and values of the settings.
@@ -82,19 +101,52 @@ def restore_model(entry: Entry, settings: LoadSettings) -> Assembled:
     index, source = entry.index, EntrySource(entry)
     probed = probed_of(index["probed"], settings.attention)
     _check_memory(entry.num_bytes, settings.kv_bytes(probed.spec, settings.dtype))
-    skeleton = build_skeleton(settings.config, settings.dtype)
-    call = ModelCall(skeleton)
-    if index["hands_step"]:
-        call.hand_step_to_attention()
     quantization = None
     if index["quantization"] is not None:
         name, is_stored, activation_bits = index["quantization"]
         quantization = Quantization(name, {} if is_stored else None, activation_bits)
-    known = Assembled(skeleton, call, probed, ChosenForward(*index["forward"]), quantization)
-    names = packed_names(skeleton, source)
-    forward = complete_model(skeleton, source, known, source.packing(names, settings.dtype))
-    read_generation_config(skeleton, settings.path)
-    return Assembled(skeleton, call, probed, forward, quantization)
+    forward, record = ChosenForward(*index["forward"]), index["decoder"]
+    if record is None:
+        return _with_modules(source, settings, probed, forward, quantization)
+    decoder = decoder_of(record, source, settings.dtype)
+
+    def build() -> ModelCall:
+        built = _with_modules(source, settings, probed, forward, quantization)
+        _share_embedding(built.model, decoder.embedding)
+        return cast(ModelCall, built.call)
+
+    call = LaterCall(build, decoder.embedding.num_embeddings, index["hands_step"])
+    fused = FusedForward(decoder, required_library(), call)
+    return Assembled(call, probed, replace(forward, fused=fused), quantization)
+
+
+def _with_modules(
+    source: "EntrySource",
+    settings: LoadSettings,
+    probed: Probed,
+    forward: ChosenForward,
+    quantization: Quantization | None,
+) -> Assembled:
+    """Build a model with all its modules."""
+    with quiet():
+        skeleton = build_skeleton(settings.config, settings.dtype)
+        call = ModelCall(skeleton)
+        if source.index["hands_step"]:
+            call.hand_step_to_attention()
+        known = Assembled(call, probed, forward, quantization)
+        names = packed_names(skeleton, source)
+        chosen = complete_model(skeleton, source, known, source.packing(names, settings.dtype))
+        read_generation_config(skeleton, settings.path)
+    return replace(known, forward=chosen)
+
+
+def _share_embedding(model: "PreTrainedModel", embedding: nn.Module) -> None:
+    """Give a model the embedding that steps read, so that hooks see what they look up."""
+    own = model.get_input_embeddings()
+    if isinstance(own, nn.Embedding):
+        embedding.weight = own.weight
+        embedding.padding_idx = cast(Any, own.padding_idx)
+    model.set_input_embeddings(embedding)
 
 
 def _check_memory(weights: int, kv: int) -> None:
@@ -109,19 +161,20 @@ def _check_memory(weights: int, kv: int) -> None:
 
 
 class EntrySource:
-    """The weights of an entry; see ``WeightSource``."""
+    """The weights of an entry, each mapped once; see ``WeightSource``."""
 
     kinds: Mapping[str, str] = {}
 
     def __init__(self, entry: Entry) -> None:
         """Read nothing."""
         self.on_read: Callable[[int], object] = lambda _: None
-        self._entry = entry
+        self.index, self._entry = entry.index, entry
+        self._mapped: dict[str, Any] = {}
 
-    @property
+    @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of all weights of the checkpoint by name."""
-        return {name: tuple(shape) for name, shape in self._entry.index["shapes"].items()}
+        return {name: tuple(shape) for name, shape in self.index["shapes"].items()}
 
     @property
     def num_bytes(self) -> int:
@@ -131,7 +184,7 @@ class EntrySource:
     @property
     def rope_factors(self) -> Tensor | None:
         """Factors that divide the frequencies of RoPE, of a GGUF file."""
-        factors = self._entry.index.get(_ROPE_FACTORS)
+        factors = self.index.get(_ROPE_FACTORS)
         return None if factors is None else torch.tensor(factors)
 
     def are_equal(self, names: Sequence[str]) -> bool:
@@ -140,7 +193,7 @@ class EntrySource:
 
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return a weight that was not packed, mapped."""
-        return self._entry.tensor(name)
+        return self._once(name, lambda: self._entry.tensor(name))
 
     def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
         """Raise KeyError: what has codes is packed."""
@@ -152,10 +205,11 @@ class EntrySource:
 
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding of a file's blocks, mapped; None if it is plain."""
-        kind = self._entry.index["blocks"].get(name)
+        kind = self.index["blocks"].get(name)
         if kind is None:
             return None
-        return BlockEmbedding.of_kind(self._entry.tensor(name).numpy(), kind, dtype)
+        blocks = self.plain(name, dtype).numpy()
+        return self._once(f"{name}/{kind}", lambda: BlockEmbedding.of_kind(blocks, kind, dtype))
 
     def packing(self, names: Mapping[int, str], dtype: torch.dtype) -> Pack:
         """Return what packs nothing, but returns what was packed."""
@@ -163,7 +217,16 @@ class EntrySource:
 
     def packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
         """Return a packed weight, mapped."""
-        record = self._entry.index["weights"][joined]
+        return self._once(f"{joined}/packed", lambda: self._packed(joined, dtype))
+
+    def _once(self, name: str, make: Callable[[], _T]) -> _T:
+        """Return the same object each time: a model that is built later shares its weights."""
+        if name not in self._mapped:
+            self._mapped[name] = make()
+        return cast(_T, self._mapped[name])
+
+    def _packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
+        record = self.index["weights"][joined]
         num_rows, num_columns = record["shape"]
         memory = {part: self._entry.tensor(f"{joined}/{part}") for part in record["parts"]}
         if "format" not in record:

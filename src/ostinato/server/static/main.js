@@ -60,8 +60,9 @@ function draw(state) {
     ? ` · ${compact(idle.computed)} tokens prepared while idle, ${compact(idle.used)} used, ${compact(idle.wasted)} wasted` : "";
   const sum = (bySource) => Object.values(bySource ?? {}).reduce((a, b) => a + b, 0);
   const drafted = sum(load?.drafts?.drafted);
+  const right = Object.entries(load?.drafts?.accepted ?? {}).map(([source, n]) => `${source} ${compact(n)}`);
   const drafts = drafted
-    ? ` · ${compact(drafted)} tokens drafted, ${compact(sum(load.drafts.accepted))} right` : "";
+    ? ` · ${compact(drafted)} tokens drafted, ${compact(sum(load.drafts.accepted))} right (${right.join(", ")})` : "";
   const times = load?.step_times;
   const steps = times?.num_steps
     ? ` · a step takes ${duration(times.measured_s / times.num_steps)}, predicted ${duration(times.predicted_s / times.num_steps)}` : "";

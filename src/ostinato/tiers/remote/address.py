@@ -5,10 +5,10 @@ from urllib.parse import urlsplit
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.byte_store import ByteStore
-from ostinato.tiers.object_store import BucketStore
 from ostinato.tiers.port import KVTier, TierListener
-from ostinato.tiers.remote import RemoteOptions, RemoteTier
-from ostinato.tiers.valkey_store import ValkeyStore
+from ostinato.tiers.remote.object_store import BucketStore
+from ostinato.tiers.remote.tier import RemoteOptions, RemoteTier
+from ostinato.tiers.remote.valkey_store import ValkeyStore
 
 _PLUGIN = "python"
 _SERVERS = ("redis", "rediss", "valkey", "valkeys", "unix")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ostinato.tiers.byte_store import ByteStore
 from ostinato.tiers.record import FIXED_BYTES, NO_NAME, Names, names_and_size
-from ostinato.tiers.remote_search import LONGEST_WINDOW
+from ostinato.tiers.remote.search import LONGEST_WINDOW
 
 RECORDS, MARKS = "ostinato/1/kv/", "ostinato/1/of/"
 

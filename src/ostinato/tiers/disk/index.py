@@ -4,10 +4,10 @@ import threading
 from collections.abc import Container
 from math import inf, nextafter
 
+from ostinato.tiers.disk.segments import Record
 from ostinato.tiers.prefix import Prefix
 from ostinato.tiers.record import NO_NAME
 from ostinato.tiers.retention import Rank, ReuseClass
-from ostinato.tiers.segments import Record
 
 MAX_PATH = 32
 """Records before one that count for its rank; a gap further up comes nearer with each eviction."""
@@ -152,24 +152,24 @@ class ExtentIndex:
 
     def last_matches(self, prefix: Prefix) -> list[Match]:
         """Return the runs of ``all_matches`` that no gap parts from the last one."""
-        found = self.all_matches(prefix, 0)
-        for place in range(len(found) - 1, 0, -1):
-            if end_of(found[place - 1]) < start_of(found[place]):
-                return found[place:]
-        return found
+        matches = self.all_matches(prefix, 0)
+        for place in range(len(matches) - 1, 0, -1):
+            if end_of(matches[place - 1]) < start_of(matches[place]):
+                return matches[place:]
+        return matches
 
     def _matches(self, prefix: Prefix, block: int, end: int, skips_gaps: bool) -> list[Match]:
-        found = list[Match]()
+        matches = list[Match]()
         with self._lock:
             while block < end:
                 record, index = self._places.get(prefix.digests[block], (None, 0))
                 count = record.num_common_blocks(prefix, block, index) if record else 0
                 if record is not None and count:
-                    found.append((record, index, count))
+                    matches.append((record, index, count))
                 elif not skips_gaps:
                     break
                 block += max(1, count)
-        return found
+        return matches
 
 
 def start_of(match: Match) -> int:

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ostinato.core.errors import ConfigError
+from ostinato.tiers.encryption.tenant_keys import KeyStore, WrappedKey
 from ostinato.tiers.port import Prefix
 from ostinato.tiers.record import NAME_BYTES, NO_NAME, Names
-from ostinato.tiers.tenant_keys import KeyStore, WrappedKey
 
 
 class Sealing:

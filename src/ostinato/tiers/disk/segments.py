@@ -115,8 +115,8 @@ class Record(Retained):
         header, width = self.header, prefix.namespace.block_size * TOKEN_BYTES
         if header.namespace != prefix.namespace.digest or header.first_block + index != block:
             return 0
-        mine, wanted = memoryview(self.tokens)[index * width :], memoryview(prefix.packed)
-        common = num_common_tokens(mine, wanted[block * width : prefix.num_blocks * width])
+        own, packed = memoryview(self.tokens)[index * width :], memoryview(prefix.packed)
+        common = num_common_tokens(own, packed[block * width : prefix.num_blocks * width])
         return common // prefix.namespace.block_size
 
     def read_block(
@@ -258,10 +258,10 @@ class Segment:
 
         Effects: cuts off or overwrites torn and damaged parts; OSError if that fails.
         """
-        found = list(self.headers())
-        self.durable = max([ALIGNMENT, *(header.durable for _, header in found)])
+        headers = list(self.headers())
+        self.durable = max([ALIGNMENT, *(header.durable for _, header in headers)])
         committed = max(self.durable, _noted_durable(self.file, self.name))
-        intact = [x for x in found if self._is_durable(*x)]
+        intact = [x for x in headers if self._is_durable(*x)]
         self.records = [
             Record(header, self, offset, header.lease, last_use_s=self.created)
             for offset, header in intact
@@ -297,11 +297,11 @@ class Segment:
 
     def _next_magic(self, offset: int, size: int) -> int:
         while offset < size:
-            chunk, found = _read(self.file, offset, _SEARCH_BYTES), 0
-            while (found := chunk.find(MAGIC, found)) >= 0:
-                if found % ALIGNMENT == 0:
-                    return offset + found
-                found += 1
+            chunk, place = _read(self.file, offset, _SEARCH_BYTES), 0
+            while (place := chunk.find(MAGIC, place)) >= 0:
+                if place % ALIGNMENT == 0:
+                    return offset + place
+                place += 1
             offset += _SEARCH_BYTES
         return size
 

@@ -75,8 +75,8 @@ class ValkeyStore:
     def keys(self, prefix: str) -> Iterator[str]:
         """List the keys with a prefix."""
         with self._store_errors():
-            found = list(self._client.scan_iter(match=prefix + "*", count=1000))
-        return (key.decode() for key in found)
+            keys = list(self._client.scan_iter(match=prefix + "*", count=1000))
+        return (key.decode() for key in keys)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete values; missing ones are no error."""

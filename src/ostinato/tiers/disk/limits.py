@@ -36,13 +36,13 @@ class DiskOptions:
     @property
     def max_segment_bytes(self) -> int:
         """Size of a full segment."""
-        wanted = self.segment_bytes or min(_MAX_SEGMENT_BYTES, self.limit_bytes // _NUM_SEGMENTS)
-        return wanted // FILE_BLOCK * FILE_BLOCK
+        num_bytes = self.segment_bytes or min(_MAX_SEGMENT_BYTES, self.limit_bytes // _NUM_SEGMENTS)
+        return num_bytes // FILE_BLOCK * FILE_BLOCK
 
-    def with_segments(self, least_bytes: int) -> "DiskOptions":
+    def with_segments(self, min_bytes: int) -> "DiskOptions":
         """Return options whose segments have at least a size, in whole blocks of a file."""
-        least = max(self.max_segment_bytes, allocated(least_bytes))
-        return replace(self, segment_bytes=least)
+        size = max(self.max_segment_bytes, allocated(min_bytes))
+        return replace(self, segment_bytes=size)
 
     def check(self) -> None:
         """Raise ConfigError if the limit has no room for a few segments."""

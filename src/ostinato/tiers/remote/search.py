@@ -48,7 +48,7 @@ class PrefixSearch:
         self, store: ByteStore, prefix: Prefix, key: bytes | None, place: Callable[[int], str]
     ) -> None:
         self._store, self._prefix, self._key, self._place = store, prefix, key, place
-        self._found = dict[int, tuple[str, Header, bytes]]()
+        self._extents = dict[int, tuple[str, Header, bytes]]()
 
     def run(self, block: int) -> list[tuple[FoundExtent, int]]:
         """Return extents from a block on, each with its number of matching blocks.
@@ -64,11 +64,11 @@ class PrefixSearch:
                 fetched, window = end, min(2 * window, LONGEST_WINDOW)
             count, first = self._best(block)
             if not count and self._prefix.namespace.is_sparse:
-                block = min((place for place in self._found if place > block), default=fetched)
+                block = min((place for place in self._extents if place > block), default=fetched)
                 continue
             if not count:
                 break
-            place, header, _ = self._found[first]
+            place, header, _ = self._extents[first]
             runs.append((FoundExtent(place, header, block - first, self._key), count))
             block += count
         return runs
@@ -98,7 +98,7 @@ class PrefixSearch:
                 continue
             is_own = header.namespace == self._prefix.namespace.digest
             if is_own and opened[0] == self._prefix.digest_before(block):
-                self._found[block] = place, header, opened[1]
+                self._extents[block] = place, header, opened[1]
 
     def _whole(self, place: str, start: bytes) -> bytes:
         length = header_length(start)
@@ -114,12 +114,12 @@ class PrefixSearch:
         )
 
     def _num_matching(self, block: int, first: int) -> int:
-        if first not in self._found:
+        if first not in self._extents:
             return 0
-        size, tokens = self._prefix.namespace.block_size, memoryview(self._found[first][2])
+        size, tokens = self._prefix.namespace.block_size, memoryview(self._extents[first][2])
         width = size * TOKEN_BYTES
-        wanted = memoryview(self._prefix.packed)[block * width : self._prefix.num_blocks * width]
-        return num_common_tokens(tokens[(block - first) * width :], wanted) // size
+        packed = memoryview(self._prefix.packed)[block * width : self._prefix.num_blocks * width]
+        return num_common_tokens(tokens[(block - first) * width :], packed) // size
 
 
 def look_back(prefix: Prefix) -> int:

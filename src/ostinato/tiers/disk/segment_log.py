@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
+from ostinato.tiers.disk.index import ExtentIndex
+from ostinato.tiers.disk.limits import DAY_S, DailyBudget, DiskOptions, allocated
+from ostinato.tiers.disk.segments import SUFFIX, Record, Segment, UnreadableSegment
 from ostinato.tiers.folder import Folder
-from ostinato.tiers.index import ExtentIndex
-from ostinato.tiers.limits import DAY_S, DailyBudget, DiskOptions, allocated
 from ostinato.tiers.port import Buffer, Extent
 from ostinato.tiers.record import (
     ALIGNMENT,
@@ -29,7 +30,6 @@ from ostinato.tiers.record import (
     record_bytes,
 )
 from ostinato.tiers.retention import LEAST_SHARE, Rank, choose_eviction
-from ostinato.tiers.segments import SUFFIX, Record, Segment, UnreadableSegment
 
 logger = logging.getLogger(__name__)
 
@@ -262,10 +262,10 @@ class SegmentLog:
     def _choice(self, room: int, may_copy: float = inf) -> tuple[Segment, list[Record]] | None:
         """Return the segment to evict, and what to copy of it; None if no segment's leases fit."""
         older = {x: partial(self._live, x) for x in self.segments if x is not self._active}
-        most = int(min(room, (1 - LEAST_SHARE) * self.max_segment_bytes, may_copy))
+        max_copied = int(min(room, (1 - LEAST_SHARE) * self.max_segment_bytes, may_copy))
         now_s, known = self._clock(), dict[Record, Rank]()
         rank = partial(self.index.rank, now_s=now_s, known=known)
-        return choose_eviction(older, room, most, now_s, rank)
+        return choose_eviction(older, room, max_copied, now_s, rank)
 
     def _live(self, segment: Segment) -> list[Record]:
         """Return the records of a segment that look-ups can find, roots first."""

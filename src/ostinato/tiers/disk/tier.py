@@ -16,10 +16,14 @@ from functools import partial
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
-from ostinato.tiers.disk_health import DiskHealth
+from ostinato.tiers.disk.health import DiskHealth
+from ostinato.tiers.disk.index import ExtentIndex, start_of
+from ostinato.tiers.disk.limits import DiskOptions
+from ostinato.tiers.disk.segment_log import LogFull, SegmentLog
+from ostinato.tiers.disk.segments import Record, Segment
+from ostinato.tiers.encryption.sealing import Sealing
+from ostinato.tiers.encryption.tenant_keys import KeyFile, folder_secret
 from ostinato.tiers.folder import Folder, LocalFolder
-from ostinato.tiers.index import ExtentIndex, start_of
-from ostinato.tiers.limits import DiskOptions
 from ostinato.tiers.port import (
     Buffer,
     Extent,
@@ -34,10 +38,6 @@ from ostinato.tiers.port import (
 )
 from ostinato.tiers.record import ALIGNMENT, record_bytes
 from ostinato.tiers.retention import ReuseClass
-from ostinato.tiers.sealing import Sealing
-from ostinato.tiers.segment_log import LogFull, SegmentLog
-from ostinato.tiers.segments import Record, Segment
-from ostinato.tiers.tenant_keys import KeyFile, folder_secret
 
 __all__ = ["DiskOptions", "DiskTier"]
 
@@ -141,12 +141,12 @@ class DiskTier:
             return []
         block, size = start // prefix.namespace.block_size, prefix.namespace.block_bytes
         key, refs = self._key(prefix), list[ExtentRef]()
-        most = max(1, READ_BYTES // size)
+        step = max(1, READ_BYTES // size)
         for match in self._index.all_matches(prefix, block):
             record, first, count = match
             start = start_of(match) * prefix.namespace.block_size
-            for skipped in range(0, count, most):
-                where, part = _Locator(record, first + skipped, key), min(most, count - skipped)
+            for skipped in range(0, count, step):
+                where, part = _Locator(record, first + skipped, key), min(step, count - skipped)
                 refs.append(ExtentRef(self.name, start, part, size, where, *record.lease[1:]))
                 start += part * prefix.namespace.block_size
         if refs:
@@ -200,15 +200,15 @@ class DiskTier:
         """Set the lease of the stored blocks of a prefix; see ``KVTier``."""
         with self._writing:
             self._key(prefix)
-            found = self._index.last_matches(prefix)
+            matches = self._index.last_matches(prefix)
             if not self._health.may_write():
                 return 0
             try:
-                self._log.lease([record for record, _, _ in found], keep_until, refresh_s)
+                self._log.lease([record for record, _, _ in matches], keep_until, refresh_s)
             except OSError as error:
                 self._health.write_failed(error)
                 return 0
-            return sum(count for *_, count in found) * prefix.namespace.block_size
+            return sum(count for *_, count in matches) * prefix.namespace.block_size
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
         """Record which request used a prefix last; see ``KVTier``."""

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import ByteStore, CommandRefused, StoreError
+from ostinato.tiers.encryption.sealing import Sealing
+from ostinato.tiers.encryption.tenant_keys import StoredKeys
 from ostinato.tiers.port import (
     Buffer,
     Extent,
@@ -32,11 +33,10 @@ from ostinato.tiers.port import (
     TierStats,
 )
 from ostinato.tiers.record import encode, record_bytes
-from ostinato.tiers.remote_places import RECORDS, delete_all, with_marks
-from ostinato.tiers.remote_search import FoundExtent, PrefixSearch, look_back, verify
+from ostinato.tiers.remote.breaker import CallThreads, CircuitBreaker
+from ostinato.tiers.remote.places import RECORDS, delete_all, with_marks
+from ostinato.tiers.remote.search import FoundExtent, PrefixSearch, look_back, verify
 from ostinato.tiers.retention import ReuseClass
-from ostinato.tiers.sealing import Sealing
-from ostinato.tiers.tenant_keys import StoredKeys
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +108,9 @@ class RemoteTier:
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         """Find stored blocks that continue a prefix; see ``KVTier``."""
         block = start // prefix.namespace.block_size
-        found = self._attempt(lambda: self._search(prefix).run(block))
+        matches = self._attempt(lambda: self._search(prefix).run(block))
         refs = list[ExtentRef]()
-        for where, count in found or ():
+        for where, count in matches or ():
             size = prefix.namespace.block_bytes
             start = where.place_of_first * prefix.namespace.block_size
             refs.append(ExtentRef(self.name, start, count, size, where, *where.header.lease[1:]))
@@ -122,10 +122,10 @@ class RemoteTier:
         """Read and verify blocks; see ``KVTier``."""
         assert isinstance(ref.locator, FoundExtent), "a reference of another tier"
         where, done, fault = ref.locator, 0, None
-        wanted = min(num_blocks, ref.num_blocks)
+        num_blocks = min(num_blocks, ref.num_blocks)
         step = max(1, _READ_BYTES // ref.block_bytes)
-        while done < wanted and fault is None:
-            count = min(step, wanted - done)
+        while done < num_blocks and fault is None:
+            count = min(step, num_blocks - done)
             answer = self._read(where, done, count, deadline)
             if isinstance(answer, LoadFault):
                 fault = answer
@@ -156,11 +156,11 @@ class RemoteTier:
         names = self._sealing.names(prefix)
 
         def extend() -> int:
-            found = self._search(prefix).last_run()
+            matches = self._search(prefix).last_run()
             self._store.expire(
-                [x for where, _ in found for x in with_marks(where.place, names)], ttl
+                [x for where, _ in matches for x in with_marks(where.place, names)], ttl
             )
-            return sum(count for _, count in found)
+            return sum(count for _, count in matches)
 
         return (self._attempt(extend) or 0) * prefix.namespace.block_size
 
