@@ -272,7 +272,7 @@ class AsyncLLM:
         return self._engine.rebase.is_on
 
     async def offer_next(
-        self, request_id: str, prompt_context: Prompt, tokens: "array[int]"
+        self, request_id: str, prompt_context: Prompt, tokens: "array[int]", in_loop: bool = False
     ) -> bool:
         """Compute what is known of the prompt after an answer in idle steps.
 
@@ -280,12 +280,13 @@ class AsyncLLM:
             request_id: The request that was answered; each takes one offer.
             prompt_context: A prompt of its sender.
             tokens: The known beginning of the next prompt, from ``known_head``.
+            in_loop: Whether it was answered by a call, whose result comes before a user's words.
 
         Returns:
             Whether there is something to compute.
         """
         return await self._thread.call(
-            lambda: self._engine.offer_next(request_id, prompt_context, tokens)
+            lambda: self._engine.offer_next(request_id, prompt_context, tokens, in_loop)
         )
 
     async def explain(

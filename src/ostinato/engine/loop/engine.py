@@ -362,13 +362,16 @@ class Engine:
         self.prompts.remove_texts()
         self.recorder.on_reset(preempt_running)
 
-    def offer_next(self, request_id: str, prompt_context: Prompt, tokens: "array[int]") -> bool:
+    def offer_next(
+        self, request_id: str, prompt_context: Prompt, tokens: "array[int]", in_loop: bool = False
+    ) -> bool:
         """Prepare the prompt that follows an answered request, in idle steps; see ``IdleRebase``.
 
         Args:
             request_id: The request.
             prompt_context: A prompt of its sender.
             tokens: What is known of the prompt, packed, shape (num_tokens,).
+            in_loop: Whether it was answered by a call.
 
         Returns:
             Whether there is something to compute.
@@ -381,7 +384,7 @@ class Engine:
             return False
         if any(identity.belongs_to(salt) for salt in self._blocked):
             return False
-        return self.rebase.offer(request_id, identity, tokens)
+        return self.rebase.offer(request_id, identity, tokens, in_loop)
 
     @property
     def request_ids(self) -> list[RequestId]:
