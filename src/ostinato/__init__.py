@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    from ostinato.core.sampling_params import Beams
     from ostinato.engine.api.async_llm import AsyncLLM
+    from ostinato.engine.api.beam_api import BeamSearchOutput, BeamSearchParams
     from ostinato.engine.api.llm import LLM
     from ostinato.engine.grammar.structured_outputs import (
         StructuredOutputs,
@@ -51,6 +53,9 @@ _HOMES = {
     "LLM": "ostinato.engine.api.llm",
     "LoRARequest": "ostinato.engine.loop.adapters",
     "AsyncLLM": "ostinato.engine.api.async_llm",
+    "BeamSearchOutput": "ostinato.engine.api.beam_api",
+    "BeamSearchParams": "ostinato.engine.api.beam_api",
+    "Beams": "ostinato.core.sampling_params",
     "AsyncEngineArgs": "ostinato.engine.settings.config",
     "EngineArgs": "ostinato.engine.settings.config",
     "PromptType": "ostinato.engine.requests.prompts",
@@ -84,7 +89,8 @@ _HOMES = {
 
 __all__ = [
     "ANTHROPIC_1H", "ANTHROPIC_5M", "LLM", "OPENAI_24H", "PINNED", "AsyncEngineArgs", "AsyncLLM",
-    "ChoiceOutput", "ClassificationRequestOutput", "CompletionOutput", "EmbeddingRequestOutput",
+    "BeamSearchOutput", "BeamSearchParams", "Beams", "ChoiceOutput",
+    "ClassificationRequestOutput", "CompletionOutput", "EmbeddingRequestOutput",
     "EngineArgs", "EraseReceipt", "Explanation", "LeaseReceipt", "LeaseStatus", "LeaseTerms",
     "LoRARequest", "MissReason", "PoolingParams", "PromptType", "RequestOutput",
     "RequestOutputKind", "SamplingParams", "ScoringRequestOutput", "SpanOutcome",

@@ -323,7 +323,6 @@ _AIDER = AgentClient(
 )  # fmt: skip
 _OPENHANDS = AgentClient(
     name="OpenHands",
-    min_next_question=0.9,  # its second question follows at once, before the idle work is done
     source="pypi",
     packages=("openhands-sdk", "openhands-tools"),
     python="python3.12",

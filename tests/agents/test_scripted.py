@@ -1,6 +1,6 @@
 """The scripted model: its answers are computed like any other, and obey the request's grammar."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ from tests.support.scripted_model import (
     ScriptedLLM,
     ToolLoop,
     Turn,
+    common_prefix,
     hit_shares,
     scripted_server,
     written_call,
@@ -49,7 +50,20 @@ def ask(client: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> di
     return answer.json()["choices"][0]["message"]
 
 
-def play_loop(client: httpx.Client, messages: list[dict[str, Any]], question: str) -> None:
+def num_prepared(llm: ScriptedLLM) -> int:
+    """Return the tokens of what is prepared inside the loop of the last request."""
+    prompt = llm.turns[-1].prompt
+    heads = [head for head in llm.engine.rebase.heads if head.in_loop and head.is_whole]
+    ours = (head for head in heads if [*head.key.tokens[: head.start]] == prompt[: head.start])
+    return max((head.end for head in ours), default=0)
+
+
+def play_loop(
+    client: httpx.Client,
+    messages: list[dict[str, Any]],
+    question: str,
+    run_tool: Callable[[], str] = lambda: "done\n",
+) -> None:
     """Ask, and send results until a text comes, as a client that keeps no reasoning."""
     messages.append({"role": "user", "content": question})
     while True:
@@ -58,7 +72,7 @@ def play_loop(client: httpx.Client, messages: list[dict[str, Any]], question: st
         messages.append({k: v for k, v in answer.items() if v is not None})
         if not (calls := answer.get("tool_calls")):
             return
-        messages.append({"role": "tool", "tool_call_id": calls[0]["id"], "content": "done\n"})
+        messages.append({"role": "tool", "tool_call_id": calls[0]["id"], "content": run_tool()})
 
 
 def test_the_loop_after_a_question_hits_what_the_ledger_and_the_idle_steps_left(server):
@@ -72,7 +86,9 @@ def test_the_loop_after_a_question_hits_what_the_ledger_and_the_idle_steps_left(
     llm.turns = list[Turn]()
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You help with rivers."}]
     play_loop(client, messages, "Play.")
-    wait_until(lambda: llm.engine.rebase.counts.computed and not llm.engine.rebase.counts.queued)
+    wait_until(
+        lambda: [head for head in llm.engine.rebase.heads if head.is_whole and not head.in_loop]
+    )
     prepared = llm.engine.rebase.counts
     play_loop(client, messages, "Play once more.")
 
@@ -81,6 +97,27 @@ def test_the_loop_after_a_question_hits_what_the_ledger_and_the_idle_steps_left(
     shares = [turn.num_cached / most for turn, most in zip(llm.turns[1:], usable, strict=True)]
     assert min(shares) >= 1.0, shares
     assert llm.engine.rebase.counts.used == prepared.computed > 100
+
+
+def test_while_a_tool_runs_the_prompt_behind_its_loop_is_prepared(server):
+    """Up to the result; the question then comes as soon as the answer has ended."""
+    client, llm = server
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "You help with mountains."}]
+
+    prepared = [0]
+
+    def run_tool() -> str:
+        wait_until(lambda: num_prepared(llm) > prepared[-1])
+        prepared.append(num_prepared(llm))
+        return "done\n"
+
+    used = llm.engine.rebase.counts.used
+    play_loop(client, messages, "Play.", run_tool)
+    ask(client, [*messages, {"role": "user", "content": "And now?"}])
+    question, before = llm.turns[-1], llm.turns[-2]
+    parted = common_prefix(before.prompt, question.prompt)
+    assert llm.engine.rebase.counts.used - used >= prepared[-1] - parted > 100
+    assert question.num_cached >= prepared[-1]
 
 
 def test_an_append_only_client_hits_all_but_the_last_token(server):

@@ -24,7 +24,14 @@ SAME_SETTINGS = [
     "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "enable_lora", "max_loras",
     "max_lora_rank",
 ]  # fmt: skip
-NEW_SAMPLING = ("bad_words_ids", "truncate_prompt_tokens", "readout", "drafts", "thinking_budget")
+NEW_SAMPLING = (
+    "bad_words_ids",
+    "truncate_prompt_tokens",
+    "readout",
+    "beams",
+    "drafts",
+    "thinking_budget",
+)
 """Parameters that vLLM's ``SamplingParams`` does not have, or no longer."""
 
 

@@ -53,9 +53,9 @@ class Idle:
         self.tiny.run()
         self.rebase.note_answer(SimpleNamespace(request=request, error=None))
 
-    def offer(self, name: str, tokens: str, tenant: str = "") -> bool:
+    def offer(self, name: str, tokens: str, tenant: str = "", in_loop: bool = False) -> bool:
         identity = Identity(tenant=tenant.encode())
-        return self.rebase.offer(name, identity, array("I", map(ord, tokens)))
+        return self.rebase.offer(name, identity, array("I", map(ord, tokens)), in_loop)
 
     def rest(self) -> int:
         """Be idle; returns the number of steps."""
@@ -148,6 +148,55 @@ def test_a_beginning_that_is_copied_within_a_block_is_no_prepared_row():
     assert idle.numbers == (7, 0, 0)
     idle.ask("two", "SYS:Q" + "AAAAAAA" + "next")
     assert idle.numbers == (7, 7, 0)
+
+
+LOOP = ["SYS:QQQQrrrrCCCC", "SYS:QQQQrrrrCCCCRRRRssssDDDD", "SYS:QQQQrrrrCCCCRRRRssssDDDDTTTTAAAA"]
+LOOP_HEADS = ["SYS:QQQQCCCC", "SYS:QQQQCCCCRRRRDDDD", "SYS:QQQQCCCCRRRRDDDDTTTTAAAA"]
+"""A loop of two calls, C and D, with reasoning and results; and without the reasoning."""
+
+
+def test_inside_a_loop_each_head_takes_over_the_rows_of_the_one_before():
+    """Requests with results settle nothing; the question then hits all but its words."""
+    idle = Idle()
+    for number, (prompt, head) in enumerate(zip(LOOP, LOOP_HEADS, strict=True)):
+        idle.ask(f"{number}", prompt)
+        assert idle.offer(f"{number}", head, in_loop=number < 2)
+        idle.rest()
+        assert idle.numbers == (len(head) - 8, 0, 0)
+        assert len(idle.rebase.heads) == 1
+    idle.ask("question", LOOP_HEADS[-1] + "next")
+    assert idle.numbers == (20, 20, 0)
+
+
+def test_a_question_before_the_end_of_a_loop_uses_what_was_prepared():
+    """A user interrupts it after the second call."""
+    idle = Idle()
+    idle.ask("one", LOOP[1])
+    assert idle.offer("one", LOOP_HEADS[1], in_loop=True)
+    idle.rest()
+    idle.ask("question", LOOP_HEADS[1] + "TTTTnext")
+    assert idle.numbers == (12, 12, 0)
+
+
+def test_a_head_of_another_course_is_taken_over_as_far_as_it_goes():
+    """The client edits the second call: of eight prepared rows six are those of its head."""
+    idle = Idle()
+    idle.ask("one", LOOP[1])
+    assert idle.offer("one", LOOP_HEADS[1], in_loop=True)
+    idle.rest()
+    assert idle.numbers == (12, 0, 0)
+    idle.ask("two", "SYS:QQQQrrrrCCCCRRRRssssEEEETTTTAAAA")
+    assert idle.offer("two", "SYS:QQQQCCCCRRRREEEETTTTAAAA")
+    idle.rest()
+    idle.ask("question", "SYS:QQQQCCCCRRRREEEETTTTAAAAnext")
+    assert idle.numbers == (24, 20, 4)
+
+
+def test_pieces_are_smaller_inside_a_loop():
+    idle = Idle(num_blocks=256)
+    idle.ask("one", ANSWERED)
+    idle.offer("one", HEAD + "B" * 88, in_loop=True)
+    assert idle.rest() == 3, "96 rows in pieces of 32"
 
 
 def test_other_conversations_settle_nothing():

@@ -64,7 +64,7 @@ def test_parameters_that_ask_for_nothing_special_are_accepted(spelled, plain):
         ({"logits_processors": [print]}, "logits_processors=.* use logit_bias, allowed_token_ids"),
         ({"extra_args": {"a": 1}}, "extra_args={'a': 1} is not supported: there are no sampling"),
         ({"guided_decoding": "x"}, "use structured_outputs=StructuredOutputs"),
-        ({"use_beam_search": True}, "beam search is not served"),
+        ({"use_beam_search": True}, r"call beam_search\(\)"),
         ({"max_token": 5}, "there is no keyword 'max_token': did you mean 'max_tokens'"),
         ({"temprature": 5}, "did you mean 'temperature'"),
         ({"best_off": 5}, "did you mean 'best_of'"),
@@ -287,7 +287,7 @@ def test_offline_outputs_are_complete_whatever_their_kind(llm: LLM):
 # --- calls and outputs ---
 
 
-@pytest.mark.parametrize("name", ["beam_search", "sleep", "encode", "reward"])
+@pytest.mark.parametrize("name", ["sleep", "encode", "reward"])
 def test_methods_that_only_vllm_has_are_refused_by_name(name: str, llm: LLM):
     """``hasattr`` says the truth, and the error says what to use."""
     with pytest.raises(UnsupportedCall, match=rf"LLM\.{name} is not served: .*") as caught:

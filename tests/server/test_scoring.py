@@ -249,3 +249,19 @@ def test_a_pair_is_cut_in_its_document(scorer_url: str):
     data = httpx.post(f"{scorer_url}/v1/score", json={**body, "text_2": texts}).json()["data"]
 
     assert data[0]["score"] == data[1]["score"]
+
+
+def test_choices_that_echo_their_prompt_hit(http: httpx.Client):
+    """As lm-evaluation-harness's ``local-completions`` asks, choice by choice."""
+    prompt = "What is it that stands on four legs in the morning, and on two at noon? "
+    body = {"model": MODEL, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    cached, firsts = [], []
+    for choice in ("man", "dog", "x"):
+        answer = http.post("/v1/completions", json={**body, "prompt": prompt + choice}).json()
+        cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        values = answer["choices"][0]["logprobs"]["token_logprobs"]
+        firsts.append(values[: len(prompt)])
+
+    assert cached[0] == 0
+    assert min(cached[1:]) >= len(prompt) - 16
+    assert firsts[0] == firsts[1] == firsts[2]

@@ -13,6 +13,7 @@ sequence of the same step computes (law 1), and before attention reads.
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -50,6 +51,26 @@ class TokenConstraint(Protocol):
 
     def advance(self, token_id: int) -> None:
         """Add a sampled token, which the mask allowed."""
+
+
+class Search(Protocol):
+    """Chooses which sequences of one request go on, such as its best beams; never raises."""
+
+    @property
+    def width(self) -> int:
+        """Most sequences at once."""
+
+    def choose(self, samples: "Sequence[SampledToken]") -> "list[tuple[int, int]]":
+        """Take what was sampled behind each sequence; return what goes on.
+
+        Args:
+            samples: One per sequence that goes on, in the order of the last answer; first the
+                prompt's alone.
+
+        Returns:
+            Rows of ``samples``, each with the token that follows; a row may go on several times.
+            Empty once the search is over.
+        """
 
 
 @dataclass(slots=True)

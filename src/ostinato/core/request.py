@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId
-from ostinato.core.plan import TokenConstraint
+from ostinato.core.plan import Search, TokenConstraint
 from ostinato.core.sampling_params import SamplingParams
 
 IDLE_WORK = "idle work "
@@ -42,6 +42,8 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()  # the model's end-of-sequence ids
     constraint: TokenConstraint | None = None
     """Restricts each continuation, in its first state; each works on a copy."""
+    search: Search | None = None
+    """Chooses its sequences after each of their tokens; it is of this request alone."""
     prompt_sections: tuple[tuple[str, str], ...] = ()
     """Names and texts of the messages and fields that the prompt was made of, in order; used in
     explanations only."""

@@ -8,6 +8,24 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 
+@dataclass(frozen=True, slots=True)
+class Beams:
+    """How beams are searched, with the meaning of ``transformers``.
+
+    Attributes:
+        width: Beams that go on after each token.
+        length_penalty: Exponent of an answer's length, which its log-probability is divided by:
+            above 0 longer answers gain, below 0 shorter ones.
+        early_stopping: True ends the search with the ``width``-th answer; False once the best
+            beam, at its length now, is not better than the last of them; ``never`` once it cannot
+            become better.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class SamplingParams:
     """How the tokens of one request are sampled.
@@ -42,6 +60,7 @@ class SamplingParams:
             empty tuple reads the hidden state, which is the head's input. None reads nothing.
             Needs ``n=1`` and ``max_tokens=1``.
         drafts: ``off`` computes one token per step; tokens and log-probabilities are the same.
+        beams: Search the most likely answers in place of sampling, and return the best ``n``.
     """
 
     n: int = 1
@@ -65,6 +84,12 @@ class SamplingParams:
     prompt_logprob_start: int = 1
     readout: tuple[int, ...] | None = None
     drafts: Literal["auto", "off"] = "auto"
+    beams: Beams | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that a request runs at once."""
+        return self.n if self.beams is None else self.beams.width
 
     @property
     def greedy(self) -> bool:

@@ -45,6 +45,8 @@ class CompletionBody(SamplingFields):
             )
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens=0 generates nothing: raise it, or set echo=true")
+        if self.max_tokens == 0 and self.use_beam_search:
+            raise ValueError("max_tokens=0 with use_beam_search: there is nothing to search")
         if self.max_tokens == 0 and self.n > 1:
             raise ValueError(
                 f"max_tokens=0 with n={self.n}: there is nothing to sample, leave out n"

@@ -54,13 +54,10 @@ class Dialect:
 _SAMPLED = {
     "service_tier": _ONE_TIER,
     "request_id": "ids are the server's",
-    "length_penalty": "there are no beams",
-    "early_stopping": "there are no beams",
     "prompt_cache_options.prewarm": _AUTOMATIC,
     "stream_options.include_obfuscation": "chunks have no padding",
 }
 _UNSAMPLED = {
-    "use_beam_search": "use n with sampling",
     "typical_p": "use top_p or min_p",
     "mm_processor_kwargs": "the model's own processor is used",
 }

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from ostinato.core.sampling_params import Beams
 from ostinato.protocol.body import Body, Items, OpenBody
 from ostinato.protocol.marks import Ttl, seconds_of
 from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
@@ -211,6 +212,18 @@ class SamplingFields(SamplerFields, CacheFields):
         default="auto",
         description="off computes one token per step; the answer is the same to the bit.",
     )
+    use_beam_search: bool = Field(
+        default=False, description="Search the most likely answers; a stream gets them at its end."
+    )
+    beam_width: int | None = Field(
+        default=None, ge=1, description="Beams that go on after each token; else n."
+    )
+    length_penalty: float = Field(
+        default=1.0, description="Of beams: exponent of the length that divides log-probabilities."
+    )
+    early_stopping: bool | Literal["never"] = Field(
+        default=False, description="Of beams: when the search ends, as in transformers."
+    )
     bad_words: Stops = Field(default_factory=list, description="Texts that must not be generated.")
     allowed_token_ids: Items[int] | None = Field(
         default=None, description="Only these tokens may be generated."
@@ -253,6 +266,8 @@ class SamplingFields(SamplerFields, CacheFields):
             raise ValueError("stream_options are for streams: set stream=true, or leave them out")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs are not streamed: set stream=false")
+        if self.beam_width is not None and not self.use_beam_search:
+            raise ValueError("beam_width is for beams: set use_beam_search=true, or leave it out")
         guided = [name for name in _GUIDED if getattr(self, name) is not None]
         if len(guided) + (self.structured_outputs is not None) > 1:
             raise ValueError(
@@ -292,4 +307,8 @@ class SamplingFields(SamplerFields, CacheFields):
             "truncate_prompt_tokens",
             "include_stop_str_in_output", "skip_special_tokens", "stream_interval", "drafts",
         )  # fmt: skip
-        return {**super().sampler(), **{name: getattr(self, name) for name in names}}
+        values = {**super().sampler(), **{name: getattr(self, name) for name in names}}
+        if self.use_beam_search:
+            width = self.n if self.beam_width is None else self.beam_width
+            values["beams"] = Beams(width, self.length_penalty, self.early_stopping)
+        return values

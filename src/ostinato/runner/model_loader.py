@@ -252,13 +252,14 @@ def _load(
             name=request.name,
         )
         with fingerprinting(path, files) as weights_digest, cache.recording(entry) as recorder:
+            # Before the weights: to convert one of 150,000 words takes a gigabyte.
+            tokenizer = load_tokenizer(path) if origin == path else load_saved_tokenizer(origin)
             if entry is not None:
                 built, encoder = restore_model(entry, settings), None
                 size = ModelSize(*entry.index["size"])
             else:
                 built, encoder = _build(settings, device, recorder)
                 size = ModelSize.of(built.model)
-            tokenizer = load_tokenizer(path) if origin == path else load_saved_tokenizer(origin)
             cache.publish(recorder, built, size, weights_digest, config, tokenizer)
             vision, why_no_images = _load_vision(
                 path, encoder if request.images else None, config, built, tokenizer

@@ -9,10 +9,11 @@ A step is plan, then run, then commit or fail::
 
 import time
 from collections.abc import Callable
+from itertools import count
 
 from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig, SchedulerConfig
-from ostinato.core.errors import DuplicateRequest, PromptTooLong
+from ostinato.core.errors import DuplicateRequest, PromptTooLong, RequestError
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
@@ -20,7 +21,7 @@ from ostinato.core.request import FinishReason, Request
 from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 from ostinato.sched.step_planner import Drafts, StepCosts, StepPlanner
-from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder, RequestTable
+from ostinato.sched.waiting_queue import Branch, FirstComeFirstServed, MakeOrder, RequestTable
 
 
 class Scheduler:
@@ -29,6 +30,7 @@ class Scheduler:
     Attributes:
         stats: Counters since the start.
         requests: Every live sequence.
+        longest_tokens: Most tokens of a prompt and its answer together.
         costs: Of steps; they are told how long each one took.
         drafts: Guesses of what decodes sample next.
     """
@@ -48,10 +50,11 @@ class Scheduler:
         self.stats = SchedulerStats()
         self.costs = StepCosts() if costs is None else costs
         self.drafts = Drafts() if drafts is None else drafts
+        self._sampled: dict[RequestId, None] = {}  # searches that got samples in this step
         self._accepted: list[tuple[Sequence, list[SampledToken]]] = []
         self._clock = clock
         self.requests = RequestTable(cache, self.stats, make_order(self.num_cached_tokens))
-        self._longest = max_sequence_tokens(config, cache.config)
+        self.longest_tokens = max_sequence_tokens(config, cache.config)
         self._next_id = 0
         self._chunks: list[ScheduledChunk] = []
         self._plan, self._planned_s = StepPlan(()), 0.0
@@ -78,6 +81,12 @@ class Scheduler:
             RequestError: It has no tokens, never fits the context or the pool, or its id is in use.
         """
         self.check_length(len(request.prompt_token_ids))
+        width, seats = request.search.width if request.search else 1, self.config.max_num_seqs
+        if width > seats:
+            raise RequestError(
+                f"{width} beams: at most max_num_seqs={seats} sequences run at once; search fewer, "
+                "or raise max_num_seqs"
+            )
         if request.request_id in self.requests.live:
             raise DuplicateRequest(
                 f"request id {request.request_id!r} is in use: wait until that request has "
@@ -104,7 +113,8 @@ class Scheduler:
         assert len(seeds) == request.params.n, "one seed per continuation"
         key = PrefixKey(request.identity, request.prompt_token_ids, request.images)
         number = SequenceId(self._next_id)
-        self._next_id += len(seeds)  # forks get the numbers after it
+        search = request.search
+        self._next_id += len(seeds) if search is None else search.width  # forks are numbered so
         constraint = None if request.constraint is None else request.constraint.copy()
         sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], constraint=constraint)
         sequence.num_known_tokens = self.cache.match(key, sequence.max_hit).num_shared_tokens
@@ -122,6 +132,9 @@ class Scheduler:
         step = StepPlanner(self.config, self.requests, self._clock, self.costs, self.drafts)
         self._chunks = step.chunks
         self._plan = step.plan()
+        if not self._chunks and self.requests.forked:  # there is no step that could copy for them
+            self.cache.fail()
+            self.requests.requeue_forked()
         return self._plan
 
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
@@ -142,6 +155,8 @@ class Scheduler:
         updates: list[SequenceUpdate] = []
         for chunk, outcome in zip(chunks, result.sequences, strict=True):
             updates += self._commit_chunk(chunk, outcome)
+        while self._sampled:
+            updates += self._continue_search(self.requests.live[self._sampled.popitem()[0]])
         return updates
 
     def commit_accepted(self) -> list[SequenceUpdate]:
@@ -163,7 +178,8 @@ class Scheduler:
         self.stats.num_failed_steps += 1
         chunks = self._end_step()
         self.cache.fail()
-        ended = [member for chunk in chunks for member in chunk.members]
+        members = [member for chunk in chunks for member in chunk.members]
+        ended = list(dict.fromkeys([*members, *self.requests.forked]))
         for sequence in ended:
             self.requests.fail(sequence, FinishReason.ERROR)
         return [SequenceUpdate(sequence) for sequence in ended]
@@ -201,10 +217,58 @@ class Scheduler:
             member.num_computed = chunk.end if member.table is not None else 0
         if not chunk.samples:
             return []
+        if sequence.request.search is not None:
+            [sequence.sampled] = outcome.samples
+            self._sampled[sequence.request.request_id] = None
+            return []
         if chunk.drafts is not None:
             self._note_drafts(sequence, len(chunk.drafts), outcome)
         tokens = zip(chunk.members, outcome.samples, strict=chunk.drafts is None)
         return [self._append(member, token) for member, token in tokens]
+
+    def _continue_search(self, sequences: list[Sequence]) -> list[SequenceUpdate]:
+        """Let a search choose what goes on, once all of its sequences have their samples.
+
+        Returns:
+            Those that ended, and the first that goes on.
+        """
+        search, request_id = sequences[0].request.search, sequences[0].request.request_id
+        samples = [s.sampled for s in sequences if s.sampled is not None]
+        if search is None or len(samples) < len(sequences):
+            return []
+        error = next((sample for sample in samples if sample.error), None)
+        chosen = [] if error is not None else search.choose(samples)
+        rows, sequences = {row for row, _ in chosen}, sequences[:]
+        ended = [s for row, s in enumerate(sequences) if row not in rows]
+        for sequence in sequences:
+            sequence.sampled = None
+        for sequence in ended:
+            reason = FinishReason.STOP if error is None else FinishReason.ERROR
+            self.requests.finish(sequence, reason)
+        branches = self._branches(sequences, chosen)
+        if branches:
+            self.requests.live[request_id] = [branch.sequence for branch in branches]
+        self.requests.branches += sorted(
+            branches, key=lambda branch: branch.sequence is branch.parent
+        )
+        return [
+            *(SequenceUpdate(sequence, error) for sequence in ended),
+            *(SequenceUpdate(branch.sequence) for branch in branches[:1]),
+        ]
+
+    def _branches(self, sequences: list[Sequence], chosen: list[tuple[int, int]]) -> list[Branch]:
+        """Return how the rows of a search go on, in its order: the best of a row is itself."""
+        used = {sequences[row].index for row, _ in chosen}
+        free = (index for index in count() if index not in used)
+        branches, seen = [], set[int]()
+        for row, token in chosen:
+            parent = sequences[row]
+            sequence = parent.twin(next(free), parent.seed) if row in seen else parent
+            branches.append(Branch(parent, sequence, token))
+            if row not in seen and parent.table is None:
+                self.requests.wait(parent)
+            seen.add(row)
+        return branches
 
     def _note_drafts(self, sequence: Sequence, count: int, outcome: SequenceResult) -> None:
         """Count a sequence's drafts, and keep the tokens that follow right ones."""
@@ -240,7 +304,7 @@ class Scheduler:
             return FinishReason.STOP
         if sequence.constraint is not None and sequence.constraint.is_complete:
             return FinishReason.STOP
-        max_tokens = self._longest - sequence.num_prompt_tokens
+        max_tokens = self.longest_tokens - sequence.num_prompt_tokens
         max_tokens = max_tokens if params.max_tokens is None else min(max_tokens, params.max_tokens)
         return FinishReason.LENGTH if sequence.num_output_tokens >= max_tokens else None
 

@@ -52,6 +52,7 @@ class Sequence:
     """One tuple per prompt token from ``prompt_logprob_start`` on, if asked for."""
     finish_reason: FinishReason | None = None  # why it ended; None while it lives
     stop_reason: int | str | None = None  # the id or string that ended it, if one did
+    sampled: SampledToken | None = None  # what its search waits for others with; else None
     num_drafted_tokens: int = 0  # rows that were computed for drafts
     num_accepted_tokens: int = 0  # drafts that were right
     num_prompt_tokens: int = field(init=False)
@@ -126,21 +127,22 @@ class Sequence:
 
     def forks(self) -> list["Sequence"]:
         """Make the continuations that go on from the same prompt, numbered after this one."""
-        return [
-            Sequence(
-                SequenceId(self.sequence_id + index),
-                self.request,
-                index,
-                self.key.copy(),
-                seed,
-                constraint=None if self.constraint is None else self.constraint.copy(),
-                num_known_tokens=self.num_known_tokens,
-                num_shared_tokens=self.num_shared_tokens,
-                num_copied_tokens=self.num_copied_tokens,
-                first_planned_s=self.first_planned_s,
-            )
-            for index, seed in enumerate(self.fork_seeds, 1)
-        ]
+        return [self.twin(index, seed) for index, seed in enumerate(self.fork_seeds, 1)]
+
+    def twin(self, index: int, seed: int) -> "Sequence":
+        """Make another continuation of the request that has the same tokens so far."""
+        return Sequence(
+            SequenceId(self.sequence_id - self.index + index),
+            self.request,
+            index,
+            self.key.copy(),
+            seed,
+            constraint=None if self.constraint is None else self.constraint.copy(),
+            num_known_tokens=self.num_known_tokens,
+            num_shared_tokens=self.num_shared_tokens,
+            num_copied_tokens=self.num_copied_tokens,
+            first_planned_s=self.first_planned_s,
+        )
 
     def sample_task(self, seeds: tuple[int, ...]) -> SampleTask:
         """Describe how its next token is chosen."""
@@ -182,6 +184,7 @@ class ScheduledChunk:
     end: int = field(init=False)  # tokens of the sequence that are computed after the step
     samples: bool = field(init=False)
     """Whether a token follows: all tokens so far are computed after the step."""
+    is_published: bool = False  # whether its blocks are findable already
     drafts: "array[int] | None" = None
     """What may follow; a row is computed for each, and its slot counts only if it is right."""
 
@@ -217,4 +220,5 @@ class SequenceUpdate:
     """What a step brought for one sequence."""
 
     sequence: Sequence  # whose token it is; its ``finish_reason`` says whether it ended
-    token: SampledToken | None = None  # the new token; None if it ended without one
+    token: SampledToken | None = None
+    """The new token; None if it ended without one, or if its search has not chosen any yet."""

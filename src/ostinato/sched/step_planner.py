@@ -131,6 +131,8 @@ class StepPlanner:
         self._plan_running()
         self._publish_running()
         self._admit_waiting()
+        if not self.chunks:
+            self._make_room()
         sequences = tuple(chunk.schedule() for chunk in self.chunks)
         return StepPlan(sequences, tuple(self._copies), *self._cache.state_copies)
 
@@ -154,10 +156,13 @@ class StepPlanner:
 
     def _plan_running(self) -> None:
         """Give decodes a token each, and running prefills the rest."""
+        self._requests.forked.clear()
         running = sorted(self._requests.running, key=lambda s: s.rank)
         for sequence in running:
             if sequence.num_uncomputed == 1 and sequence.table is not None:
                 self._plan_next(sequence)
+        if self._requests.branches:
+            self._plan_branches()
         prefilling = [s for s in running if s.num_uncomputed > 1 and s.table is not None]
         if self.chunks and not prefilling:
             self._add_drafts()
@@ -165,6 +170,53 @@ class StepPlanner:
         for sequence in prefilling:
             if sequence.table is not None and self._budget:
                 self._plan_next(sequence)
+
+    def _plan_branches(self) -> None:
+        """Let sequences of searches go on, each with its token: forks first, then their parents.
+
+        A fork publishes at once, since the cache takes a fork that has published for settled only
+        while no other follows it. One that finds no room waits like a preempted sequence.
+        """
+        requests = self._requests
+        branches, requests.branches = requests.branches, []
+        for parent, sequence, token in branches:
+            if sequence.finish_reason is not None:
+                continue
+            is_running = sequence is parent or self._fork_running(parent, sequence)
+            sequence.key.append(token)
+            if not is_running:
+                requests.wait(sequence)
+            elif sequence.table is not None and self._budget:
+                num_chunks = len(self.chunks)
+                self._plan_next(sequence)
+                if sequence is not parent and len(self.chunks) > num_chunks:
+                    self._publish(self.chunks[-1])
+
+    def _fork_running(self, parent: Sequence, child: Sequence) -> bool:
+        """Fork a sequence between two of its tokens; False if it has no room, seat or table.
+
+        States and windows are not forked here: after the step the parent's state is that of its
+        next token, and a fork of windows publishes nothing before its copies have run.
+        """
+        table, has_seat = parent.table, len(self._requests.running) < self._config.max_num_seqs
+        if table is None or len(self._cache.pools) > 1 or not has_seat:
+            return False
+        end = table.num_slots + 1  # a block for the token that follows, whether it needs one or not
+        forked = self._cache.fork(table) if self._cache.growable(table, end) == end else None
+        if forked is None:
+            self._is_short = True
+            return False
+        child.key, child.num_computed = forked[0].key, parent.num_computed
+        self._requests.run(child, forked[0])
+        self._requests.forked += [parent, child]
+        self._copies += forked[1]
+        return True
+
+    def _make_room(self) -> None:
+        """Take the blocks of one sequence that only waits for its siblings: they lack room."""
+        held = [s for s in self._requests.running if s.sampled is not None]
+        if held:
+            self._requests.preempt(max(held, key=lambda s: s.rank))
 
     def _add_drafts(self) -> None:
         """Add rows for guesses of what decodes sample next, where they find room at once."""
@@ -207,7 +259,10 @@ class StepPlanner:
                 self._add_chunk(sequence, room)
                 return
             self._is_short = True
-            victim = max(self._requests.running, key=lambda s: s.rank)
+            victims = [s for s in self._requests.running if s not in self._requests.forked]
+            if not victims:
+                return
+            victim = max(victims, key=lambda s: s.rank)
             for chunk in [chunk for chunk in self.chunks if chunk.sequence is victim]:
                 self._budget += chunk.num_tokens
                 self._costs.take(victim.num_computed, -chunk.num_tokens)
@@ -232,11 +287,13 @@ class StepPlanner:
         for sequence in self._requests.running:
             self._in_flight.add(sequence, planned.get(sequence.sequence_id, sequence.num_computed))
         for chunk in self.chunks:
-            self._publish(chunk)
+            if not chunk.is_published:
+                self._publish(chunk)
 
     def _publish(self, chunk: ScheduledChunk) -> None:
         """Publish what a chunk computes, and fork a prompt that is complete."""
         assert chunk.sequence.table is not None
+        chunk.is_published = True
         self._requests.order.planned(chunk.sequence, chunk.num_tokens)
         self._cache.publish(chunk.sequence.table, chunk.end)
         if chunk.samples and chunk.sequence.fork_seeds:

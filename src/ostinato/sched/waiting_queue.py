@@ -75,6 +75,14 @@ by_arrival = attrgetter("rank")
 """What the waiting are sorted by: priority, then arrival."""
 
 
+class Branch(NamedTuple):
+    """How a sequence of a search goes on in the next step."""
+
+    parent: Sequence  # whose tokens it has
+    sequence: Sequence  # the parent, or what is to be forked from it
+    token_id: int  # what follows
+
+
 class RequestTable:
     """Every live sequence; the one place where one changes between waiting, running and ended.
 
@@ -82,6 +90,8 @@ class RequestTable:
         live: By request: those that wait, run, or are about to.
         waiting: Those that hold no blocks, by priority and arrival.
         running: Those that hold blocks, in the order in which they came to hold them.
+        branches: How sequences of searches go on; forks of a parent come before itself.
+        forked: Parents and forks of the step that is planned or runs; they keep their blocks.
         order: In which the waiting are tried.
         cache: Whose blocks they hold.
         stats: Counts preemptions, among others.
@@ -92,6 +102,8 @@ class RequestTable:
         self.live: dict[RequestId, list[Sequence]] = {}
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.branches: list[Branch] = []
+        self.forked: list[Sequence] = []
         self.order = order
         self.cache = cache
         self.stats = stats
@@ -119,16 +131,31 @@ class RequestTable:
         self.running.append(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence's blocks back; what is computed stays findable."""
+        """Take a running sequence's blocks back; what is computed stays findable.
+
+        One that has its sample waits for its siblings alone.
+        """
         self._release(sequence)
         self.stats.num_preemptions += 1
         sequence.num_preemptions += 1
-        self.wait(sequence)
+        if sequence.sampled is None:
+            self.wait(sequence)
+
+    def requeue_forked(self) -> None:
+        """Let forks and their parents wait, whose blocks the cache has released."""
+        for sequence in dict.fromkeys(self.forked):
+            sequence.table, sequence.num_computed = None, 0
+            self.running.remove(sequence)
+            self.wait(sequence)
+        self.forked = []
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence; its blocks are released, if it has any."""
+        """End a sequence; its blocks are released, if it has any.
+
+        Of a search's many ends no tails are kept: its whole blocks may still hit.
+        """
         if sequence.table is not None:
-            self._release(sequence)
+            self._release(sequence, seals=sequence.request.search is None)
         else:
             self._stop_waiting(sequence)
         self._end(sequence, reason)
@@ -148,11 +175,13 @@ class RequestTable:
             del self.waiting[place]
         return waits
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence, seals: bool = True) -> None:
         assert sequence.table is not None
         if sequence.num_computed > sequence.table.num_planned:  # drafts were right
             self.cache.advance(sequence.table, sequence.num_computed)
-        self.cache.release(sequence.table, sequence.num_computed, sequence.num_output_tokens)
+        kept = sequence.num_computed
+        kept -= 0 if seals else kept % self.cache.block_size
+        self.cache.release(sequence.table, kept, sequence.num_output_tokens)
         sequence.table, sequence.num_computed = None, 0
         self.running.remove(sequence)
 

@@ -1,4 +1,4 @@
-"""Waiting orders and step times; they plug into the ports of ``sched``.
+"""Waiting orders, step times and beam search; they plug into the ports of ``sched``.
 
 Files in reading order:
 
@@ -10,6 +10,7 @@ Files in reading order:
 * ``shortest_first``: the prompt with the least left to compute
 * ``fair_share``: the tenant that was served least
 * ``held_requests``: passes over requests that wait for a load
+* ``beam_search``: which beams of a request go on
 
 Rules:
 

@@ -1,9 +1,11 @@
 """Offers the engine the prompt that will follow an answer, to be computed in idle steps.
 
 Only where the chat template drops text at a user message, for one continuation of a conversation of
-text that has ended by itself; after a call the next message is its result, and nothing is dropped.
+text that has ended by itself. After a call, the prompt behind its loop is prepared up to the call's
+result, while the tool runs; results that come within ``_LOOP_PAUSE_S`` find nothing begun.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +22,9 @@ from ostinato.server.prompting import AnswerReader, ChatFields, render_prompt
 from ostinato.server.state import ServerState
 
 logger = logging.getLogger("ostinato")
+
+_LOOP_PAUSE_S = 0.1
+"""Seconds after a call in which nothing is prepared: many results come sooner."""
 
 
 async def offer_next(
@@ -48,9 +53,12 @@ async def offer_next(
     if not (is_plain and is_opened) or output.outputs[0].finish_reason != "stop":
         return
     answer = parse_answer(output.outputs[0].text, reader.parser())
-    if answer.has_calls:
-        return
     message: Message = {"role": "assistant", "content": answer.text}
+    if answer.has_calls:
+        await asyncio.sleep(_LOOP_PAUSE_S)
+        if state.num_live:
+            return
+        message["tool_calls"] = answer.message()["tool_calls"]
     add_reasoning(message, answer.reasoning)
     prompt_context = replace(prompt_context, adapter=call.adapter)
     render = partial(
@@ -58,6 +66,6 @@ async def offer_next(
     )
     try:
         tokens = await known_head(render, messages, message)
-        await state.llm.offer_next(call.request_id, prompt_context, tokens)
+        await state.llm.offer_next(call.request_id, prompt_context, tokens, answer.has_calls)
     except OstinatoError as error:  # the template refuses, or the server stops
         logger.debug("the next prompt of %s is not prepared: %s", call.request_id, error)

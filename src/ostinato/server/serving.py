@@ -50,7 +50,7 @@ def hold_places(
             (400), or the server is draining (503).
     """
     check_room(state, caller, calls)
-    num_sequences = sum([call.params.n for call in calls])
+    num_sequences = sum([call.params.num_sequences for call in calls])
     with _refusals_observed(state, caller, calls[0]):
         for call in calls:
             caller.priority_of(call.priority)
@@ -111,8 +111,9 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
     Raises:
         ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
-    config, num_sequences = state.config, sum([call.params.n for call in calls])
-    max_per_prompt = max([call.params.n for call in calls])
+    config = state.config
+    num_sequences = sum([call.params.num_sequences for call in calls])
+    max_per_prompt = max([call.params.num_sequences for call in calls])
     with _refusals_observed(state, caller, calls[0]):
         if state.is_draining:
             raise stopping("the server is shutting down: send the request to another one")

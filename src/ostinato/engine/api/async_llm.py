@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ostinato.core.errors import OstinatoError
 from ostinato.engine.api.adapter_api import load_adapter_between, remove_adapter
 from ostinato.engine.api.admin_api import AdminApi, AsyncAdminApi
+from ostinato.engine.api.beam_api import BeamSearchParams
 from ostinato.engine.api.engine_thread import EngineThread, run_in_new_thread
 from ostinato.engine.api.explain_api import explain_request
 from ostinato.engine.api.thread_bridge import AnswerT
@@ -190,6 +191,23 @@ class AsyncLLM:
 
         return self._stream(as_it_is, sampling_params, request_id, priority, lora_request)
 
+    def beam_search(
+        self,
+        prompt: PromptInput,
+        request_id: str | None,
+        params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Search the most likely answers to a prompt; the last output has them, the best first.
+
+        Raises:
+            RequestError: As ``LLM.beam_search``.
+            EngineStopped: As ``generate``.
+        """
+        return self.generate(
+            prompt, params.sampling_params(), request_id, lora_request=lora_request
+        )
+
     def chat(
         self,
         messages: Sequence[Message],
@@ -254,7 +272,7 @@ class AsyncLLM:
         return self._engine.rebase.is_on
 
     async def offer_next(
-        self, request_id: str, prompt_context: Prompt, tokens: "array[int]"
+        self, request_id: str, prompt_context: Prompt, tokens: "array[int]", in_loop: bool = False
     ) -> bool:
         """Compute what is known of the prompt after an answer in idle steps.
 
@@ -262,12 +280,13 @@ class AsyncLLM:
             request_id: The request that was answered; each takes one offer.
             prompt_context: A prompt of its sender.
             tokens: The known beginning of the next prompt, from ``known_head``.
+            in_loop: Whether it was answered by a call, whose result comes before a user's words.
 
         Returns:
             Whether there is something to compute.
         """
         return await self._thread.call(
-            lambda: self._engine.offer_next(request_id, prompt_context, tokens)
+            lambda: self._engine.offer_next(request_id, prompt_context, tokens, in_loop)
         )
 
     async def explain(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from ostinato.engine.api import scoring_api
 from ostinato.engine.api.adapter_api import load_adapter, remove_adapter, with_adapters
 from ostinato.engine.api.admin_api import AdminApi
+from ostinato.engine.api.beam_api import BeamSearchOutput, BeamSearchParams, beam_search
 from ostinato.engine.api.explain_api import explain_request
 from ostinato.engine.loop.adapters import LoRARequest
 from ostinato.engine.loop.batch import ShowProgress, run_batch
@@ -353,6 +354,33 @@ class LLM:
             ConcurrentCall: Another call is running.
         """
         return scoring_api.choose(self.engine, prompt, choices, use_tqdm, lora_request)
+
+    @_one_at_a_time
+    def beam_search(
+        self,
+        prompts: PromptInput | Iterable[PromptInput],
+        params: BeamSearchParams,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        use_tqdm: ShowProgress = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Search the most likely answers to each prompt, whose blocks all of its beams share.
+
+        Args:
+            prompts: As in ``generate``.
+            params: Width, length and length penalty of the search.
+            lora_request: As in ``generate``.
+            use_tqdm: As in ``generate``.
+            concurrency_limit: Most prompts at once; None is all of them.
+
+        Returns:
+            ``beam_width`` answers per prompt, the best first, as ``transformers`` searches them.
+
+        Raises:
+            RequestError: A parameter is out of range, or a prompt can never be served.
+            ConcurrentCall: Another call is running.
+        """
+        return beam_search(self.engine, prompts, params, lora_request, use_tqdm, concurrency_limit)
 
     def get_tokenizer(self) -> Any:
         """Return the model's tokenizer.

@@ -233,6 +233,8 @@ class Engine:
         adapter = prepared.request.identity.adapter
         if adapter and not self.adapters.is_usable(adapter):
             raise RequestError("the adapter of the request was unloaded: load it again")
+        if prepared.search is not None and self.recorder.path is not None:
+            raise RequestError("a trace cannot repeat beams: stop the recording, or sample")
         self.recorder.tick()
         self.scheduler.add(prepared.request, prepared.seeds)
         self.recorder.on_added(prepared.request, prepared.arrival_s)
@@ -360,13 +362,16 @@ class Engine:
         self.prompts.remove_texts()
         self.recorder.on_reset(preempt_running)
 
-    def offer_next(self, request_id: str, prompt_context: Prompt, tokens: "array[int]") -> bool:
+    def offer_next(
+        self, request_id: str, prompt_context: Prompt, tokens: "array[int]", in_loop: bool = False
+    ) -> bool:
         """Prepare the prompt that follows an answered request, in idle steps; see ``IdleRebase``.
 
         Args:
             request_id: The request.
             prompt_context: A prompt of its sender.
             tokens: What is known of the prompt, packed, shape (num_tokens,).
+            in_loop: Whether it was answered by a call.
 
         Returns:
             Whether there is something to compute.
@@ -379,7 +384,7 @@ class Engine:
             return False
         if any(identity.belongs_to(salt) for salt in self._blocked):
             return False
-        return self.rebase.offer(request_id, identity, tokens)
+        return self.rebase.offer(request_id, identity, tokens, in_loop)
 
     @property
     def request_ids(self) -> list[RequestId]:

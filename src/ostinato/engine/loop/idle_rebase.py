@@ -14,6 +14,10 @@ computed by the real scheduler as an ordinary request, of the same identity and 
 one step, between two looks for commands, so a request that arrives waits for one such step at most.
 Nothing is live between two steps.
 
+Inside a tool loop the head ends before the result. That of the next call continues it, and takes
+its rows over, so that at the end of a loop little is left to compute. Pieces are smaller there,
+since the result may come at any moment.
+
 The next request of that identity which begins like a head settles it: rows that it hit were used,
 the others wasted. Where less than a third is used, a tenant's heads are prepared no more.
 """
@@ -21,7 +25,7 @@ the others wasted. Where less than a third is used, a tenant's heads are prepare
 import logging
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -41,6 +45,9 @@ logger = logging.getLogger("ostinato")
 
 PIECE_TOKENS = 128
 """Tokens computed at a time: a request that arrives meanwhile waits for these at most."""
+
+LOOP_PIECE_TOKENS = 32
+"""The same inside a tool loop, where the next request is a result, and comes sooner than words."""
 
 POOL_SHARE = 1 / 8
 """Share of the pool that one tenant's prepared rows may have until they are used."""
@@ -102,15 +109,21 @@ class _Head:
         key: Identity and tokens.
         start: Tokens that were cached when it was offered.
         end: Tokens that are cached now, as far as this work knows.
+        in_loop: Whether a call was answered, whose result comes before a user's words.
     """
 
     key: PrefixKey
     start: int
     end: int
+    in_loop: bool = False
 
     @property
     def is_whole(self) -> bool:
         return self.end >= len(self.key.tokens)
+
+    def num_common_rows(self, key: PrefixKey) -> int:
+        """Return how many of its rows another prompt has."""
+        return max(0, self.key.num_common_tokens(key) - self.start)
 
 
 @dataclass(slots=True)
@@ -190,8 +203,11 @@ class IdleRebase:
         key = PrefixKey(request.identity, request.prompt_token_ids, request.images)
         hit = self._cache.manager.match(key).num_tokens if request.cache_read else 0
         for head in list(account.heads):
-            if head.key.identity == key.identity and head.key.num_common_tokens(key) > head.start:
-                num_used = max(0, min(hit, head.key.num_common_tokens(key), head.end) - head.start)
+            # A result's prompt parts from the head of its loop within the first block.
+            slack = self._cache.block_size if head.in_loop else 0
+            num_common = head.num_common_rows(key)
+            if head.key.identity == key.identity and num_common > slack:
+                num_used = max(0, min(hit, head.start + num_common, head.end) - head.start)
                 self._settle(account, head, num_used)
                 if num_used:
                     known = self._used_by.get(request.request_id, 0)
@@ -201,6 +217,11 @@ class IdleRebase:
     def rows_used_by(self, request_id: str) -> int:
         """Return how many prepared rows a request has hit; 0 if that is not remembered."""
         return self._used_by.get(request_id, 0)
+
+    @property
+    def heads(self) -> list[_Head]:
+        """Beginnings of prompts that wait for their next request, of all tenants."""
+        return [head for account in list(self._accounts.values()) for head in account.heads]
 
     @property
     def counts(self) -> RebaseCounts:
@@ -218,38 +239,60 @@ class IdleRebase:
 
     # --- what callers offer ---
 
-    def offer(self, request_id: str, identity: Identity, tokens: "array[int]") -> bool:
+    def offer(
+        self, request_id: str, identity: Identity, tokens: "array[int]", in_loop: bool = False
+    ) -> bool:
         """Prepare the head of the prompt that follows an answered request.
 
         Args:
             request_id: The request; each one takes one offer.
             identity: Of the next request, as of the answered one.
             tokens: What is known of its prompt, packed, shape (num_tokens,).
+            in_loop: Whether it was answered by a call, so that a result comes first.
 
         Returns:
             Whether there is something to compute. What is above the tenant's budget is left out.
         """
         if not self.is_prepared(request_id) or self._tickets.pop(request_id) != identity:
             return False
-        start = self._cache.manager.match(PrefixKey(identity, tokens), len(tokens)).num_tokens
+        key = PrefixKey(identity, tokens)
+        num_cached = self._cache.manager.match(key, len(tokens)).num_tokens
         is_long = len(tokens) >= self._scheduler.config.max_model_len
-        key = PrefixKey(identity, tokens[: start + self._max_rows])
-        missing = len(key.tokens) - start
-        if missing < self._cache.block_size or is_long:
+        is_short = len(tokens) - num_cached < self._cache.block_size
+        if is_short or is_long or (in_loop and self._piece is None):
             return False
         account = self._accounts.setdefault(identity.owner, _Account())
         self._accounts.move_to_end(identity.owner)
+        start, end = self._take_over(account, key) or (num_cached, num_cached)
+        key = PrefixKey(identity, tokens[: start + self._max_rows])
+        missing = len(key.tokens) - start
         while account.heads and (
             len(account.heads) >= MAX_HEADS
             or self._planned_rows(account) + missing > self._max_rows
         ):
             self._give_up(account, account.heads[0])
-        head = _Head(key, start, start)
+        head = _Head(key, start, end, in_loop)
         account.heads.append(head)
         account.add(heads=1)
         self._queue.append(head)
         self._bound_accounts()
         return True
+
+    def _take_over(self, account: _Account, key: PrefixKey) -> tuple[int, int] | None:
+        """End the head that a new one continues; returns the start and the end of its rows.
+
+        That is the newest whose rows are mostly those of the new one; the others are wasted.
+        """
+        for head in reversed(account.heads):
+            num_common = head.num_common_rows(key)
+            if head.in_loop and 2 * num_common > len(head.key.tokens) - head.start:
+                num_kept = min(num_common, head.end - head.start)
+                account.add(wasted=head.end - head.start - num_kept)
+                account.heads.remove(head)
+                if head in self._queue:
+                    self._queue.remove(head)
+                return head.start, head.start + num_kept
+        return None
 
     # --- idle steps ---
 
@@ -272,7 +315,7 @@ class IdleRebase:
         """Compute the next piece of a head; returns whether that brought it further."""
         manager, tokens = self._cache.manager, head.key.tokens
         cached = manager.match(head.key, len(tokens)).num_tokens
-        stop = min(len(tokens), cached + self._piece_tokens(cached))
+        stop = min(len(tokens), cached + self._piece_tokens(cached, head.in_loop))
         if stop <= cached:
             head.end = len(tokens)
             return True
@@ -295,13 +338,14 @@ class IdleRebase:
         account.add(computed=num_new)
         return num_new > 0
 
-    def _piece_tokens(self, start: int) -> int:
+    def _piece_tokens(self, start: int, in_loop: bool) -> int:
         """Return how many tokens to compute next: what a step may take while others wait."""
         if self._piece is None:
             return 2**31
+        piece = min(self._piece, LOOP_PIECE_TOKENS) if in_loop else self._piece
         costs = self._scheduler.costs
         costs.begin([], [start], is_alone=False)
-        return max(self._cache.block_size, min(self._piece, costs.max_chunk_tokens(start)))
+        return max(self._cache.block_size, min(piece, costs.max_chunk_tokens(start)))
 
     def _run_step(self, name: RequestId) -> int:
         """Run one step, and end its request; returns how many tokens of it are computed."""
@@ -368,12 +412,8 @@ class IdleRebase:
     def _remove(self, matches: Callable[[Identity], bool]) -> None:
         for name in [n for n, identity in self._tickets.items() if matches(identity)]:
             del self._tickets[name]
-        for head in [h for h in self._heads() if matches(h.key.identity)]:
+        for head in [h for h in self.heads if matches(h.key.identity)]:
             self._drop(head)
-
-    def _heads(self) -> Iterator[_Head]:
-        for account in list(self._accounts.values()):
-            yield from list(account.heads)
 
     def _give_up(self, account: _Account, head: _Head) -> None:
         """Settle a head that was not used, and free its blocks."""

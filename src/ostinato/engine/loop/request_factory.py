@@ -34,11 +34,13 @@ from ostinato.engine.requests.request_validation import (
     tokenize,
 )
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.requests.scored_prompts import Rows
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.text.token_table import TokenTable
 from ostinato.errors import InvalidSamplingParams
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.scheduler import Scheduler
+from ostinato.scheduling.beam_search import BeamSearch
 
 
 class Identities:
@@ -151,28 +153,54 @@ class RequestFactory:
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
         reads = cache_read and (params.prompt_logprobs is None or params.prompt_logprob_start > 1)
         known = prompt.known
+        search, scheduled = self._search(params, len(tokens))
+        identity = self._identities.of_prompt(prompt, tokens, spans, reads)
+        scored: Rows = []
+        if cache_read and not reads and not spans and params.prompt_logprobs is not None:
+            scored = self._prompts.scored.known(identity, tokens, params.prompt_logprobs)
+            scheduled = replace(scheduled, prompt_logprob_start=1 + len(scored))
         request = Request(
             RequestId(name),
             tokens,
-            params,
-            identity=self._identities.of_prompt(prompt, tokens, spans, reads),
+            scheduled,
+            identity=identity,
             images=spans,
             priority=check_priority(priority),
             cache_read=cache_read,
             cache_write=prompt.cache_write,
             eos_token_ids=self._loaded.eos_token_ids,
             constraint=constraint,
+            search=search,
             prompt_sections=prompt.sections,
             num_kept_tokens=0 if known is None else known.num_generated_tokens,
         )
         self._scheduler.check(request)
-        seeds = draw_seeds(params, self._random)
+        seeds = draw_seeds(scheduled, self._random)
         is_noted = prompt.cache_write and prompt.keep_tokens and prompt.publishes is None
         if known is not None and not (is_noted and known.boundaries.ends):
             known = None
         begun = prompt.begun if is_noted else None
         parts = request, params, prompt.text, seeds, arrival_s, prepared.stops, known, images
-        return PreparedRequest(*parts, begun, prompt.report)
+        return PreparedRequest(
+            *parts, begun=begun, report=prompt.report, scored=tuple(scored), search=search
+        )
+
+    def _search(
+        self, params: SamplingParams, num_tokens: int
+    ) -> tuple[BeamSearch | None, SamplingParams]:
+        """Return the search of a request's beams, if any, and what the scheduler samples with.
+
+        Each beam is a sequence whose most likely tokens are read as alternatives.
+        """
+        if params.beams is None:
+            return None, params
+        ends = frozenset(params.stop_token_ids)
+        ends |= frozenset() if params.ignore_eos else self._loaded.eos_token_ids
+        longest = self._scheduler.longest_tokens - num_tokens
+        max_tokens = longest if params.max_tokens is None else min(longest, params.max_tokens)
+        search = BeamSearch(params.beams, ends, max_tokens, params.logprobs or 0)
+        count = min(search.num_alternatives, self._loaded.vocab_size)
+        return search, replace(params, n=1, temperature=0.0, logprobs=count, drafts="off")
 
     def _bounded(
         self, constraint: TokenConstraint | None, prepared: PreparedParams

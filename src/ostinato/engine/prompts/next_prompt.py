@@ -19,6 +19,8 @@ async def known_head(
 ) -> "array[int]":
     """Return the tokens that any prompt begins with that continues a conversation.
 
+    After a call that is the beginning of the prompt with the question behind its loop.
+
     Args:
         render: Renders messages as ``TokenizerExecutor.render``, and so as the next request will.
         messages: The conversation up to the answer.
@@ -31,7 +33,15 @@ async def known_head(
         RequestError: The template refuses a further user message.
     """
     first, second = [
-        (await render([*messages, answer, {"role": "user", "content": words}])).tokens.tokens
+        (await render([*messages, answer, *_rest_of_loop(answer, words)])).tokens.tokens
         for words in _WORDS
     ]
     return first[: num_common_tokens(memoryview(first).cast("B"), memoryview(second).cast("B"))]
+
+
+def _rest_of_loop(answer: dict[str, Any], words: str) -> list[Message]:
+    """Return what follows an answer, up to the user's next message; ``words`` come first in it."""
+    question: Message = {"role": "user", "content": words}
+    calls = answer.get("tool_calls") or ()
+    results = [{"role": "tool", "tool_call_id": c["id"], "content": words} for c in calls]
+    return [*results, {"role": "assistant", "content": words}, question] if calls else [question]

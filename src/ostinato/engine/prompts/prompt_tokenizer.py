@@ -15,6 +15,7 @@ from ostinato.engine.prompts.text_tokenizer import PartlyTokenized, TextTokenize
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.request_state import RequestState
 from ostinato.engine.requests.request_validation import PreparedRequest, tokenize
+from ostinato.engine.requests.scored_prompts import ScoredPrompts
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.runner.images.store import ServedImage
@@ -27,6 +28,7 @@ class PromptTokenizer:
     Attributes:
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
         turns: Continues conversations with what was written; None without a tokenizer.
+        scored: Log-probabilities of the last scored prompts.
         images: Loads the images of prompts; safe in any thread.
     """
 
@@ -46,6 +48,7 @@ class PromptTokenizer:
                 loaded.eos_token_ids,
                 config.keep_explanations,
             )
+        self.scored = ScoredPrompts()
         self.images = ImagePrompts(loaded, config.media, config.max_images)
         self._loaded = loaded
         self._keep_tokens = config.keep_tokens
@@ -162,7 +165,14 @@ class PromptTokenizer:
             )
 
     def note_answers(self, state: RequestState) -> None:
-        """Remember which tokens a prompt's continuations are made of, and the turns they are."""
+        """Remember which tokens a prompt's continuations are made of, and the turns they are.
+
+        Of a prompt that was scored as a whole, the log-probabilities as well.
+        """
+        request, count = state.request, state.params.prompt_logprobs
+        if count is not None and state.error is None and request.cache_write:
+            rows, tokens = state.prompt_rows, request.prompt_token_ids
+            self.scored.note(request.identity, tokens, count, rows)
         if state.known is not None and self.texts is not None:
             for answer in state.answers():
                 self.texts.known.note_answer(state.request.identity.tenant, state.known, answer)
@@ -173,6 +183,7 @@ class PromptTokenizer:
 
     def remove_texts(self, tenant: bytes | None = None) -> tuple[int, int]:
         """Remove the known texts and the turns of a tenant, or all; returns how many of each."""
+        self.scored.erase(tenant)
         if self.texts is None or self.turns is None:
             return 0, 0
         known, turns = self.texts.known, self.turns

@@ -9,6 +9,7 @@ Files in reading order:
 * ``tenant_queue``: work that can be killed, and done in turns by tenant
 * ``outputs``: what the caller gets
 * ``request_validation``: tokenizes a prompt and checks a request, before it is added
+* ``scored_prompts``: log-probabilities of the last prompts that were scored as a whole
 * ``prepared_params``: prepares sampling parameters, once for all prompts that share them
 * ``request_state``: the tokens, texts and times of one request
 """

@@ -31,6 +31,8 @@ class GenerationDefaults:
     def fill(self, params: SamplingParams, given: Collection[str]) -> SamplingParams:
         """Return parameters with defaults for those that a request did not give.
 
+        Beams are not sampled: of the defaults they have ``max_tokens`` alone.
+
         Args:
             params: Of the request.
             given: Names that the request gave; ``max_tokens`` counts as given unless it is None.
@@ -38,7 +40,8 @@ class GenerationDefaults:
         missing = {
             name: value
             for name, value in self.values.items()
-            if name not in given and (name != "max_tokens" or params.max_tokens is None)
+            if name not in given
+            and (params.max_tokens is None if name == "max_tokens" else params.beams is None)
         }
         limit = self.max_tokens
         if limit is not None:

@@ -101,7 +101,7 @@ class CompletionOutput:
         logprobs: For each generated token, it and its alternatives by id, itself first; None unless
             asked for.
         cumulative_logprob: Sum over the generated tokens; None unless log-probabilities were
-            asked for.
+            asked for, or beams searched.
         readout: The hidden state or the logits that ``readout`` of its parameters names; None
             without one.
     """
@@ -155,6 +155,7 @@ class RequestOutput:
         num_kept_tokens: Prompt tokens of earlier answers that are kept as they were generated.
         num_drafted_tokens: Rows that were computed for drafts of its continuations.
         num_accepted_tokens: Tokens of the answer that were drafted.
+        num_beam_tokens: Tokens that were computed for all beams of a search; 0 without one.
         error: Why it failed; None if it did not.
         has_own_error: Whether the error is the request's own: its parameters, such as a grammar
             that exceeds its limits, leave no token to sample.
@@ -174,6 +175,7 @@ class RequestOutput:
     num_kept_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_beam_tokens: int = 0
     error: str | None = None
     has_own_error: bool = False
 

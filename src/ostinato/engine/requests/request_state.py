@@ -20,6 +20,7 @@ from ostinato.engine.tiers.load_note import LoadNote
 from ostinato.runner.images.store import ServedImage
 from ostinato.runner.sampling.sampler import MODEL_FAULT
 from ostinato.sched.sequence import Sequence as SchedSequence
+from ostinato.scheduling.beam_search import BeamSearch
 
 
 class CompletionState:
@@ -103,6 +104,7 @@ class RequestState:
         self.error: str | None = None  # why it failed
         self._has_own_error = False
         self.known = prepared.known  # its prompt, if its answers are to be remembered
+        self.search = prepared.search  # its beams; None if it is sampled
         self.begun = prepared.begun  # where its answers are noted as turns; None if they are not
         self.images: tuple[ServedImage, ...] = ()  # kept for as long as steps may need them
         self.load_note: LoadNote | None = None  # what a tier had of its prompt
@@ -118,8 +120,12 @@ class RequestState:
         self._leader: SchedSequence | None = None
         self._sequences: dict[int, SchedSequence] = {}
         length = len(self._prompt_token_ids)
-        self._first_scored = min(prepared.params.prompt_logprob_start, length)
-        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None] * self._first_scored
+        self._scored = [*prepared.scored]
+        self._first_scored = min(prepared.request.params.prompt_logprob_start, length)
+        self._prompt_logprobs: list[dict[int, Logprob] | None] = [
+            *[None] * min(prepared.params.prompt_logprob_start, length),
+            *(named_logprobs(row, tokens) for row in self._scored),
+        ]
         self._completions = [
             CompletionState(index, prepared, tokens) for index in range(prepared.params.n)
         ]
@@ -137,7 +143,9 @@ class RequestState:
                 first and the last output are due at once.
         """
         num_new_tokens = max(interval, self.params.stream_interval or 1)
-        is_due = any(completion.is_due(num_new_tokens) for completion in self._completions)
+        is_due = self.search is not None or any(
+            completion.is_due(num_new_tokens) for completion in self._completions
+        )
         if self.params.output_kind is RequestOutputKind.FINAL_ONLY or not is_due:
             return self.output() if self.finished else None
         for completion in self._completions:
@@ -167,14 +175,17 @@ class RequestState:
             The stop string that its text has now reached, if the scheduler does not know
             yet that it ended.
         """
-        completion = self._completions[sequence.index]
         if sequence.index == 0:
             self._leader = sequence
         self._sequences[sequence.index] = sequence
         if token is not None and token.error:
             self.error = token.error
             self._has_own_error = not token.error.startswith(MODEL_FAULT)
-        elif token is not None:
+        if self.search is not None:
+            self._take_search(self.search, now_s)
+            return None
+        completion = self._completions[sequence.index]
+        if token is not None and not token.error:
             if self._first_token_s is None:
                 self._first_token_s = now_s
             self._last_token_s = now_s
@@ -185,6 +196,28 @@ class RequestState:
         if sequence.finish_reason is not None:
             self._end(completion, sequence.finish_reason, sequence.stop_reason, now_s)
         return None
+
+    def _take_search(self, search: BeamSearch, now_s: float) -> None:
+        """Note that beams got a token each; once the search is over, take its best answers."""
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+        self._last_token_s = now_s
+        if self.finished or not (search.is_over or self.error):
+            return
+        answers = [] if self.error else search.answers
+        for completion, answer in zip(self._completions, answers, strict=False):
+            reason = FinishReason.LENGTH if answer.is_cut else FinishReason.STOP
+            for token in answer.beam.tokens:
+                completion.append(token, reason if token is answer.beam.token else None)
+            last = completion.token_ids[-1]
+            stop = (
+                last if reason is FinishReason.STOP and last in self.params.stop_token_ids else None
+            )
+            self._end(completion, reason, stop, now_s)
+        for completion in self._completions[len(answers) :]:
+            self._end(
+                completion, FinishReason.ERROR if self.error else FinishReason.STOP, None, now_s
+            )
 
     def fail(self, reason: FinishReason, error: str | None, now_s: float) -> None:
         """End every continuation that has not ended."""
@@ -234,6 +267,7 @@ class RequestState:
                 finished=self._finished_s,
                 last_token=self._last_token_s,
             ),
+            num_beam_tokens=0 if self.search is None else self.search.num_tokens,
             error=self.error,
             has_own_error=self._has_own_error,
         )
@@ -259,9 +293,16 @@ class RequestState:
             finish_reason=None if reason is None else str(reason),
             stop_reason=completion.stop_reason,
             logprobs=completion.logprobs[:] if has_logprobs else None,
-            cumulative_logprob=completion.cumulative_logprob if has_logprobs else None,
+            cumulative_logprob=(
+                completion.cumulative_logprob if has_logprobs or self.search else None
+            ),
             readout=completion.readout,
         )
+
+    @property
+    def prompt_rows(self) -> list[tuple[TokenLogprob, ...]]:
+        """Log-probabilities of its prompt so far, from the first token that gets them."""
+        return self._scored + ([] if self._leader is None else self._leader.prompt_logprobs)
 
     def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None] | None:
         """Return those of the prompt, each converted once; those before the first have none."""

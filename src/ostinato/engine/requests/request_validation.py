@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ostinato.core.plan import TokenLogprob
 from ostinato.core.request import IDLE_WORK, Request
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.ledger.continuation import TurnReport
@@ -25,6 +26,7 @@ from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.errors import InvalidSamplingParams, PromptTooLong, RequestError, TokenOutOfRange
 from ostinato.runner.images.store import ServedImage
 from ostinato.runner.model_loader import LoadedModel
+from ostinato.scheduling.beam_search import BeamSearch
 
 MAX_SAMPLES = 16384
 """Most continuations of one prompt: each is an object from the first step on."""
@@ -47,6 +49,8 @@ class PreparedRequest:
     known: TokenizedText | None = None  # the prompt, if it is to be remembered
     images: tuple[ServedImage, ...] = ()  # among its tokens
     begun: OpenTurn | None = None  # where its answer is noted in the ledger
+    scored: "tuple[tuple[TokenLogprob, ...], ...]" = ()  # log-probs known of its first tokens
+    search: BeamSearch | None = None  # its beams, which the scheduler asks
     report: TurnReport | None = None  # what the ledger did to the prompt
 
 
@@ -136,6 +140,11 @@ def resolve_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> Sampl
     if params.n > MAX_SAMPLES:
         raise InvalidSamplingParams(
             f"n={params.n}: must be at most {MAX_SAMPLES}; send the prompt again for more"
+        )
+    if params.num_sequences > loaded.vocab_size:
+        raise InvalidSamplingParams(
+            f"beam_width={params.num_sequences}: must be at most the vocabulary's "
+            f"{loaded.vocab_size} tokens"
         )
     _check_ids(params, loaded.vocab_size)
     check_purpose(params, loaded)

@@ -47,11 +47,21 @@ UNSUPPORTED_SAMPLING = {
     ),
     "guided_decoding": Unsupported(_STRUCTURED),
     "response_format": Unsupported(_STRUCTURED),
-    "use_beam_search": Unsupported("beam search is not served; set n and logprobs", (False,)),
-    "length_penalty": Unsupported("beam search is not served", (1.0, 1)),
-    "early_stopping": Unsupported("beam search is not served", (False,)),
+    "use_beam_search": Unsupported("call beam_search(), or set beams=Beams(...)", (False,)),
+    "length_penalty": Unsupported("call beam_search(), or set beams=Beams(...)", (1.0, 1)),
+    "early_stopping": Unsupported("call beam_search(), or set beams=Beams(...)", (False,)),
 }
 """Keywords of vLLM's ``SamplingParams`` that have no counterpart here."""
+
+
+MAX_STOPS_OF_BEAMS = 16
+
+_NOT_WITH_BEAMS = (
+    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "allowed_token_ids", "bad_words", "bad_words_ids", "stop", "min_tokens",
+    "structured_outputs", "thinking_budget", "prompt_logprobs", "readout",
+)  # fmt: skip
+"""What would change the probabilities that beams are compared by, or needs one text at a time."""
 
 
 class RequestOutputKind(Enum):
@@ -130,7 +140,40 @@ class SamplingParams(core.SamplingParams):
             if not is_inside or (is_open and value == floor):
                 _check_number(name, value, floor, ceiling, is_open)
 
+    def _check_beams(self, beams: core.Beams) -> None:
+        if not isinstance(beams, core.Beams):
+            raise InvalidSamplingParams(f"beams={beams!r:.80}: must be Beams")
+        _check_integer("beam_width", beams.width, 1)
+        _check_number("length_penalty", beams.length_penalty, -10.0, 10.0)
+        if beams.early_stopping not in (True, False, "never"):
+            raise InvalidSamplingParams(
+                f"early_stopping={beams.early_stopping!r:.80}: must be true, false or 'never'"
+            )
+        if self.n > beams.width:
+            raise InvalidSamplingParams(
+                f"n={self.n} is above beam_width={beams.width}: so many answers are not searched; "
+                "raise beam_width"
+            )
+        if self.temperature not in (0.0, 1.0):
+            raise InvalidSamplingParams(
+                f"temperature={self.temperature:g}: beams are compared by the model's own "
+                "log-probabilities; leave it out"
+            )
+        if len(self.stop_token_ids) > MAX_STOPS_OF_BEAMS:
+            raise InvalidSamplingParams(
+                f"{len(self.stop_token_ids)} stop_token_ids: at most {MAX_STOPS_OF_BEAMS} with "
+                "beams, each of which is compared by so many tokens more"
+            )
+        for name in _NOT_WITH_BEAMS:
+            if (value := getattr(self, name)) != _DEFAULTS[name]:
+                raise InvalidSamplingParams(
+                    f"{name}={value!r:.80}: not with beams, which are compared by the model's own "
+                    "log-probabilities; leave it out, or sample"
+                )
+
     def _check_combinations(self) -> None:
+        if self.beams is not None:
+            self._check_beams(self.beams)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingParams(
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}: "
@@ -193,6 +236,11 @@ class SamplingParams(core.SamplingParams):
             object.__setattr__(self, "top_k", 0)
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
+
+
+_DEFAULTS: dict[str, Any] = {
+    each.name: {} if each.name == "logit_bias" else each.default for each in fields(SamplingParams)
+}
 
 
 def _assign(params: SamplingParams, name: str, value: Any) -> None:

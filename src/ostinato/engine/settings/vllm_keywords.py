@@ -225,8 +225,6 @@ _ARGUMENTS = (
 UNSUPPORTED_CALLS: Mapping[str, str] = {
     "encode": "call embed() or classify(); for token ids, get_tokenizer()(text)",
     "reward": "call classify() on a checkpoint with one class, use_activation=False",
-    "beam_search": "beams are not searched; sample n continuations with logprobs=0 and keep the "
-    "one with the highest cumulative_logprob",
     "sleep": "close() the LLM, and make another one when it is needed",
     "wake_up": "an LLM does not sleep; make another one after close()",
     "collective_rpc": f"{_ONE_PROCESS}; the model is llm.engine.loaded.model",

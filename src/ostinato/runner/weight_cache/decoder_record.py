@@ -150,12 +150,14 @@ class _Writing:
         return name
 
     def _projection(self, projection: Projection) -> Record:
-        linears = projection.linears()
+        linears, packed = projection.linears(), self._packed.get(id(projection.weight))
+        if packed is None:
+            raise Unkept("a weight that is not in the entry")
         return {
             _KIND: "projection",
             "prefix": projection.prefix,
             "names": list(projection.names),
-            "packed": self._packed[id(projection.weight)],
+            "packed": packed,
             "outputs": [linear.out_features for linear in linears],
             "biases": [None if n.bias is None else self._name(n.bias) for n in linears],
         }

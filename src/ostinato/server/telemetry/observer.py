@@ -35,7 +35,7 @@ class ServedRequest:
         error: The error it ended with, if any.
         is_gone: Whether its client disconnected early.
         lease: Receipt of the lease on its prompt; None if none was requested.
-        num_generated: Tokens generated so far, for all continuations.
+        num_generated: Tokens generated so far, for all continuations, and beams that ended.
         tenant_name: The tenant's name; for anonymous callers, a label of their salt.
     """
 
@@ -62,7 +62,8 @@ class ServedRequest:
     def note(self, output: RequestOutput, now_s: float) -> bool:
         """Keep the newest output and its time; return whether it is the first."""
         is_first, self.output = self.output is None, output
-        self.num_generated = sum([len(part.token_ids) for part in output.outputs])
+        num_returned = sum([len(part.token_ids) for part in output.outputs])
+        self.num_generated = output.num_beam_tokens or num_returned
         if is_first:
             self.first_token_s = now_s
         else:
