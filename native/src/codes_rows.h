@@ -11,12 +11,14 @@ namespace ost {
 namespace {
 
 // By span what an integer is worth; by block the sum of its integers, as a float as well, and where the
-// sum of products begins, since codes are more than the weight's own.
+// sum of products begins, since codes are more than the weight's own. A row of float32 is two rows of
+// integers, of which the second one is what the first one leaves.
 struct Rows {
   char *integers;  // of 16 or 8 bits
   float *scales, *float_sums;
   int32_t *sums, *starts;
   int64_t stride, marks;  // integers, and scales or sums, of a row
+  int parts;  // rows of integers that a row is
 };
 
 // How numbers become integers: the largest of a span becomes the largest integer.
@@ -73,19 +75,32 @@ inline const Stored *in_order(const ost_product &p, const Stored *row, Stored *m
   return memory;
 }
 
-template <class Numbers, bool kDivides, class Integer>
+// What a row of integers leaves of its numbers; may be in their place.
+inline void leave(const ost_product &p, const float *numbers, const int16_t *integers, const float *scales,
+                  float *rest) {
+  for (int64_t begin = 0, end; begin < p.num_inputs; begin = end, ++scales) {
+    end = end_of_span(p, begin);
+    for (int64_t i = begin; i < end; ++i) rest[i] = std::fma(-*scales, integers[i], numbers[i]);
+  }
+}
+
+template <class Numbers, bool kDivides, class Integer, int kParts = 1>
 Rows integers_of(const ost_product &p, int32_t more, const int *places, Levels levels) {
   using Stored = typename Numbers::Stored;
   const int64_t stride = p.num_inputs + 64 / sizeof(Integer), marks = p.num_inputs / kMinGroup + 1;
-  const int64_t size = stride * sizeof(Integer) * p.num_rows, count = marks * p.num_rows;
+  const int64_t num_rows = int64_t{p.num_rows} * kParts;
+  const int64_t size = stride * sizeof(Integer) * num_rows, count = marks * num_rows;
   char *memory = static_cast<char *>(thread_scratch(size + count * 16 + p.num_inputs * 4));
   auto *scales = reinterpret_cast<float *>(memory + size), *float_sums = scales + count;
   auto *sums = reinterpret_cast<int32_t *>(float_sums + count), *starts = sums + count;
   auto *ordered = reinterpret_cast<Stored *>(starts + count);
   const bool are_summed = more != 0 || p.minima != nullptr || p.zeros != nullptr;
-  for (int64_t row = 0; row < p.num_rows; ++row) {
-    const auto *given = static_cast<const Stored *>(p.inputs.data) + row * p.inputs.stride;
-    const Stored *numbers = in_order(p, given, ordered);
+  const Stored *numbers = nullptr;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    if (row % kParts == 0) {
+      const auto *given = static_cast<const Stored *>(p.inputs.data) + row / kParts * p.inputs.stride;
+      numbers = in_order(p, given, ordered);
+    }
     auto *integers = reinterpret_cast<Integer *>(memory) + row * stride;
     int64_t span = row * marks, block = row * marks;
     for (int64_t begin = 0, end; begin < p.num_inputs; begin = end) {
@@ -101,15 +116,23 @@ Rows integers_of(const ost_product &p, int32_t more, const int *places, Levels l
         sums[block++] = sum;
       }
     }
+    if constexpr (kParts > 1) {
+      if (row % kParts + 1 < kParts) leave(p, numbers, integers, scales + row * marks, ordered);
+      numbers = ordered;
+    }
     if (places != nullptr) reorder(integers, p.num_inputs, places);
   }
-  return {memory, scales, float_sums, sums, starts, stride, marks};
+  return {memory, scales, float_sums, sums, starts, stride, marks, kParts};
 }
 
 template <class Integer>
 Rows make_integers(const ost_product &p, int32_t more, const int *places) {
-  if (p.activation_bits == 0)
-    return integers_of<BFloat16Numbers, false, Integer>(p, more, places, kLevels16);
+  if constexpr (sizeof(Integer) == 2) {
+    if (p.activation_bits == 0)
+      return p.dtype == OST_FLOAT32
+                 ? integers_of<Float32Numbers, false, Integer, 2>(p, more, places, kLevels16)
+                 : integers_of<BFloat16Numbers, false, Integer>(p, more, places, kLevels16);
+  }
   return p.dtype == OST_FLOAT32    ? integers_of<Float32Numbers, true, Integer>(p, more, places, kLevels8)
          : p.dtype == OST_BFLOAT16 ? integers_of<BFloat16Numbers, true, Integer>(p, more, places, kLevels8)
                                    : integers_of<Float16Numbers, true, Integer>(p, more, places, kLevels8);

@@ -135,7 +135,7 @@ void multiply_expanded_by_amx(const ost_product &product, int64_t first, int64_t
 
 ProductKernel kernel_of(const ost_product &p) {
   if (p.weight_format == OST_PLAIN) return plain_kernels(p.dtype).multiply;
-  const bool by_integers = p.dtype == OST_BFLOAT16 || p.activation_bits != 0;
+  const bool by_integers = p.dtype != OST_FLOAT16 || p.activation_bits != 0;
   return by_integers ? code_kernels(p.weight_format).multiply : multiply_expanded;
 }
 

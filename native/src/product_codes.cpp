@@ -184,14 +184,19 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const
   }
 }
 
-void put_rows(const ost_product &p, int64_t first_row, int num_rows, int64_t tile,
+// Rows of integers, as many as rows have parts.
+void put_rows(const ost_product &p, int64_t first, int count, int parts, int64_t tile,
               const float (*totals)[kTileOutputs]) {
   const auto put_one = p.dtype == OST_FLOAT32    ? put<Float32Numbers>
                        : p.dtype == OST_BFLOAT16 ? put<BFloat16Numbers>
                                                  : put<Float16Numbers>;
-  for (int row = 0; row < num_rows; ++row)
-    for (int side = 0; side < 2; ++side)
-      put_one(p, first_row + row, tile * kTileOutputs + side * 16, load(totals[row] + side * 16));
+  for (int row = 0; row < count; row += parts) {
+    for (int side = 0; side < 2; ++side) {
+      Vec total = load(totals[row] + side * 16);
+      if (parts > 1) total = total + load(totals[row + 1] + side * 16);
+      put_one(p, (first + row) / parts, tile * kTileOutputs + side * 16, total);
+    }
+  }
 }
 
 template <class Codes, int kRows>
@@ -200,7 +205,7 @@ void multiply_group(const ost_product &p, const Rows &rows, int64_t first_row, c
   alignas(64) float totals[kRows][kTileOutputs];
   for (int first = 0; first < 2; first += kSides)
     sum<Codes, kRows, kSides>(p, rows, first_row, tile, first, totals);
-  put_rows(p, first_row, kRows, tile.index, totals);
+  put_rows(p, first_row, kRows, rows.parts, tile.index, totals);
 }
 
 using Group = void (*)(const ost_product &, const Rows &, int64_t, const Tile &);
@@ -211,13 +216,13 @@ constexpr Group group_of(int num_rows, std::integer_sequence<int, kRows...>) {
   return groups[num_rows - 1];
 }
 
-// Rows are cut evenly into groups of at most Codes::kRows.
+// Rows are cut evenly into groups of at most Codes::kRows rows of integers.
 template <class Codes>
 void multiply_tile(const ost_product &p, const Rows &rows, const Tile &tile) {
-  const int64_t num_groups = (p.num_rows + Codes::kRows - 1) / Codes::kRows;
+  const int64_t most = Codes::kRows / rows.parts, num_groups = (p.num_rows + most - 1) / most;
   for (int64_t group = 0; group < num_groups; ++group) {
-    const int64_t begin = p.num_rows * group / num_groups;
-    const int64_t end = p.num_rows * (group + 1) / num_groups;
+    const int64_t begin = p.num_rows * group / num_groups * rows.parts;
+    const int64_t end = p.num_rows * (group + 1) / num_groups * rows.parts;
     group_of<Codes>(static_cast<int>(end - begin),
                     std::make_integer_sequence<int, Codes::kRows>{})(p, rows, begin, tile);
   }
