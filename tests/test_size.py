@@ -19,7 +19,7 @@ from ostinato.server.state import ServerState
 from tests.support.servers import serving
 from tests.test_heart import ROOT, code_lines
 
-MAX_CODE_LINES = {"src": 61_500, "tests": 50_200, "benchmarks": 8_800}
+MAX_CODE_LINES = {"src": 62_050, "tests": 50_500, "benchmarks": 8_650}
 """Without blank lines, comments and docstrings, so that explaining costs nothing."""
 
 MAX_CHAT_CALLS, MAX_CHAT_FILES = 1_200, 140
