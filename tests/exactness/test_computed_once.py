@@ -5,6 +5,7 @@ they come; how many tokens it computes does not hang on that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -253,15 +254,20 @@ def test_what_was_not_written_is_not_found(index: str, metered: Metered):
     assert counts == [24, 24, 24, 1]
 
 
-def test_prompt_logprobs_need_every_token_but_leave_them_behind(index: str, metered: Metered):
-    """Every position needs its logits, whatever is cached; others find what that computed."""
+def test_prompt_logprobs_need_every_token_once(index: str, metered: Metered):
+    """Every position needs its logits, whatever is cached; others find what that computed.
+
+    So does whoever asks for the same log-probabilities again, since they are kept; with other
+    alternatives every logit is needed again.
+    """
     llm, meter = metered(index=index)
     prompt = random_ids(0, 24)
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
 
     counts = []
-    for asked in (params, params, ONE_TOKEN):
+    more = replace(params, prompt_logprobs=2)
+    for asked in (params, params, ONE_TOKEN, more):
         llm.generate([prompt], asked, use_tqdm=False)
         counts.append(meter.read())
 
-    assert counts == [24, 24, 1]
+    assert counts == [24, 1, 1, 24]

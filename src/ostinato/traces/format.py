@@ -86,8 +86,10 @@ class Added(Event, frozen=True):
         priority: Lower goes first.
         cache_read: Whether it may hit.
         cache_write: Whether others may hit what it computes.
-        prompt_logprobs: Whether it needs all logits of its prompt, and so does not read the cache.
+        prompt_logprobs: Whether it needs logits of its prompt.
         adapter_start: First token that the adapter computes.
+        prompt_logprob_start: First prompt token whose log-probability it needs; the hit ends before
+            the token that precedes it.
     """
 
     at_us: int
@@ -106,6 +108,7 @@ class Added(Event, frozen=True):
     cache_write: bool = True
     prompt_logprobs: bool = False
     adapter_start: int = 0
+    prompt_logprob_start: int = 1
 
 
 class Steps(Event, frozen=True):

@@ -192,8 +192,8 @@ class Recorder:
                 priority=request.priority,
                 cache_read=request.cache_read,
                 cache_write=request.cache_write,
-                prompt_logprobs=request.params.prompt_logprobs is not None
-                and request.params.prompt_logprob_start == 1,
+                prompt_logprobs=request.params.prompt_logprobs is not None,
+                prompt_logprob_start=request.params.prompt_logprob_start,
             )
 
         self._put(line)

@@ -279,6 +279,7 @@ def _request(event: Added, sequences: tuple[SequenceEnd, ...]) -> Request:
             max_tokens=event.max_tokens,
             stop_token_ids=tuple(stops),
             prompt_logprobs=0 if event.prompt_logprobs else None,
+            prompt_logprob_start=event.prompt_logprob_start,
         ),
         identity=_identity(event),
         images=tuple(ImageSpan(i.name.encode(), i.start, i.length) for i in event.images),
