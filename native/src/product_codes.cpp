@@ -219,7 +219,8 @@ constexpr Group group_of(int num_rows, std::integer_sequence<int, kRows...>) {
 // Rows are cut evenly into groups of at most Codes::kRows rows of integers.
 template <class Codes>
 void multiply_tile(const ost_product &p, const Rows &rows, const Tile &tile) {
-  const int64_t most = Codes::kRows / rows.parts, num_groups = (p.num_rows + most - 1) / most;
+  const int64_t group_size = Codes::kRows / rows.parts;
+  const int64_t num_groups = (p.num_rows + group_size - 1) / group_size;
   for (int64_t group = 0; group < num_groups; ++group) {
     const int64_t begin = p.num_rows * group / num_groups * rows.parts;
     const int64_t end = p.num_rows * (group + 1) / num_groups * rows.parts;

@@ -31,7 +31,7 @@ _SALT_NAME = b"salt-sha256:"
 
 
 def salt_name(salt: bytes) -> str:
-    """Return how KV events tell a tenant's blocks apart without its salt; a name stays as it is."""
+    """Return the name that KV events give a salt, in place of the salt; a name is its own."""
     if salt.startswith(_SALT_NAME):
         return salt.decode()
     return (_SALT_NAME + hashlib.sha256(salt).hexdigest()[:32].encode()).decode()

@@ -14,6 +14,7 @@ admitted as a whole or refused before any work.
 import asyncio
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -68,9 +69,9 @@ class ScoringFields(OpenBody):
     priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Lower goes first.")
 
     @property
+    @abstractmethod
     def texts_by_field(self) -> dict[str, Sequence[str | list[int]]]:
         """All texts, by the field that gave them."""
-        raise NotImplementedError
 
     @property
     def pooling_params(self) -> PoolingParams:

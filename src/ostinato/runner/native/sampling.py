@@ -136,7 +136,7 @@ def row_logprobs(
 
 
 class _Entries:
-    """The log-probabilities that are asked of some rows."""
+    """Log-probabilities to compute, by row."""
 
     def __init__(self, num_rows: int) -> None:
         self.records = (_Logprobs * num_rows)()
