@@ -1,0 +1,47 @@
+"""The kernels compile for three GPUs on a machine without one, within their limits.
+
+In a process of its own: in this one they are made for the interpreter.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.runner.gpu.availability import INTERPRETER_VARIABLE
+from tests.support.triton import needs_triton
+
+pytestmark = needs_triton
+
+SCRIPT = Path(__file__).parents[3] / "scripts/gpu_compile.py"
+
+
+def compiled(tmp_path: Path, *options: str) -> list[dict[str, Any]]:
+    environment = {k: v for k, v in os.environ.items() if k != INTERPRETER_VARIABLE}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)  # compile, whatever was compiled before
+    command = [sys.executable, str(SCRIPT), "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_kernels_compile_without_spills_and_within_shared_memory(tmp_path: Path, target: str):
+    """Plain, with codes and every feature, and with heads of 256 elements."""
+    results = compiled(tmp_path, "--target", target)
+
+    assert {r["kernel"] for r in results} == {
+        "attend 16", "attend 64", "attend 128", "merge", "store",
+    }  # fmt: skip
+    assert all(r["is_within_limits"] and r["code_bytes"] > 0 for r in results)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_every_variant_compiles(tmp_path: Path, target: str):
+    assert compiled(tmp_path, "--all", "--target", target)
