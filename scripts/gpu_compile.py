@@ -4,8 +4,8 @@
     python scripts/gpu_compile.py --all      # every head size, format and feature
     python scripts/gpu_compile.py --json     # one object per kernel
 
-Registers and spills (stack and local memory of a thread) are read from the compiled code: by
-``cuobjdump``, which Triton's wheel brings, for NVIDIA, and in the assembly's notes for AMD.
+Registers and spills are those of the compiled code: by ``cuobjdump`` and ``ptxas -v``, which
+Triton's wheel brings, for NVIDIA, and in the assembly's notes for AMD.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ostinato.runner.gpu import kernels
-from ostinato.runner.gpu.backend import padded, tile_options
+from ostinato.runner.gpu.backend import padded, store_tokens, tile_options
 from ostinato.runner.gpu.read_parts import PartLimits
 
 TARGETS = {
@@ -98,7 +98,9 @@ def all_variants() -> Iterator[Variant]:
         yield Variant(key, value, dtype, kv, has_features, same_bits)
 
 
-def sources(variant: Variant) -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]]]:
+def sources(
+    variant: Variant, on_amd: bool
+) -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]]]:
     """Yield name, kernel, types of arguments, and constants with options, as the backend has."""
     kept, scales = POINTERS[variant.kv_dtype], "*fp32"
     rows, is_codes = POINTERS[variant.dtype], variant.kv_dtype == "int8"
@@ -114,7 +116,12 @@ def sources(variant: Variant) -> Iterator[tuple[str, Any, dict[str, str], dict[s
     scalars = {"scale": "fp32", "soft_cap": "fp32"}
     for tile in sorted({limits.narrow_rows, limits.wide_rows}):
         options = tile_options(
-            tile, variant.key_dim, variant.value_dim, DTYPES[variant.dtype], limits.section_keys
+            tile,
+            variant.key_dim,
+            variant.value_dim,
+            DTYPES[variant.dtype],
+            limits.section_keys,
+            on_amd,
         )
         constants = {
             "KV_HEADS": 8, "GROUP": variant.group, "KEY_DIM": variant.key_dim,
@@ -127,7 +134,12 @@ def sources(variant: Variant) -> Iterator[tuple[str, Any, dict[str, str], dict[s
     fusion = {"enable_fp_fusion": not variant.same_bits}
     sizes = {"VALUE_DIM": variant.value_dim, "VALUE_PAD": padded(variant.value_dim), "HEADS": 16}
     yield "merge", kernels.merge, tensors, sizes | {"HAS_SINKS": variant.has_features} | fusion
-    sizes = {"HEADS": 8, "DIM": variant.key_dim, "PAD": padded(variant.key_dim), "TOKENS": 32}
+    sizes = {
+        "HEADS": 8,
+        "DIM": variant.key_dim,
+        "PAD": padded(variant.key_dim),
+        "TOKENS": store_tokens(variant.key_dim),
+    }
     stored = {"rows": rows, "kept": kept, "scales": scales, "slots": "*i64"}
     yield "store", kernels.store, stored, sizes | {
         "ROW": row(variant.key_dim), "IS_CODES": is_codes, "enable_fp_fusion": False,
@@ -140,7 +152,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 def compile_all(variants: tuple[Variant, ...], targets: tuple[str, ...]) -> Iterator[Compiled]:
     """Compile; each kernel takes one to three seconds."""
     for variant, target in product(variants, targets):
-        for name, kernel, types, given in sources(variant):
+        for name, kernel, types, given in sources(variant, target.startswith("gfx")):
             options = {key: given[key] for key in OPTION_NAMES if key in given}
             constants = {key: value for key, value in given.items() if key not in options}
             signature = {arg: types.get(arg, "i32") for arg in kernel.arg_names}
@@ -167,15 +179,35 @@ def measure(compiled: Any, target: str) -> tuple[int, int, int]:
         }
         registers = numbers["vgpr_count"]  # those for products included
         return registers, 4 * numbers["vgpr_spill_count"], len(compiled.asm["hsaco"])
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder, "kernel.cubin")
+        cubin, ptx = Path(folder, "kernel.cubin"), Path(folder, "kernel.ptx")
         cubin.write_bytes(compiled.asm["cubin"])
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        log = subprocess.check_output([tool, "-res-usage", cubin], text=True)
-    registers, stack, local = (
-        int(re.search(rf"{name}:(\d+)", log)[1]) for name in ("REG", "STACK", "LOCAL")
-    )
-    return registers, stack + local, len(compiled.asm["cubin"])
+        used = subprocess.check_output([tools / "cuobjdump", "-res-usage", cubin], text=True)
+        registers, stack = (int(re.search(rf"{name}:(\d+)", used)[1]) for name in ("REG", "STACK"))
+        spilled = 0
+        if stack:  # of a call, or of registers
+            ptx.write_text(compiled.asm["ptx"])
+            spilled = _spilled_bytes(tools, ptx)
+    return registers, spilled, len(compiled.asm["cubin"])
+
+
+def _spilled_bytes(tools: Path, ptx: Path) -> int:
+    """Compile PTX again, by the assembler that knows its version, which tells what it spills."""
+    architecture = re.search(r"^\.target (\w+)", ptx.read_text(), re.M)[1]
+    for name in ("ptxas", "ptxas-blackwell"):
+        command = [
+            tools / name,
+            "-v",
+            f"--gpu-name={architecture}",
+            ptx,
+            "-o",
+            ptx.with_suffix(".o"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return sum(int(n) for n in re.findall(r"(\d+) bytes spill", done.stderr))
+    raise RuntimeError(done.stderr)
 
 
 def main() -> int:

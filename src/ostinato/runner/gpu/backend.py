@@ -17,8 +17,8 @@ from ostinato.runner.settings import ReadOnce
 
 _SHARE: dict[ReadOnce, bool | None] = {"auto": None, "always": True, "never": False}
 
-_STORE_TOKENS, _MERGE_HEADS = 32, 16
-"""Tokens of a program that stores, and heads of one that merges."""
+_MERGE_HEADS = 16
+"""Heads of a program that merges."""
 
 
 def kernels() -> ModuleType:
@@ -36,9 +36,9 @@ class TritonKVStore(PlainKVStore):
         for rows, kept in zip((keys, values), self.layer(layer), strict=True):
             rows = _with_rows(rows)
             num_tokens, heads, dim = rows.shape
-            kernels().store[(-(-num_tokens // _STORE_TOKENS), heads)](
+            kernels().store[(-(-num_tokens // store_tokens(dim)), heads)](
                 rows, kept, _scales(kept), slots, num_tokens, rows.stride(0), rows.stride(1),
-                HEADS=heads, DIM=dim, PAD=padded(dim), ROW=kept.shape[2], TOKENS=_STORE_TOKENS,
+                HEADS=heads, DIM=dim, PAD=padded(dim), ROW=kept.shape[2], TOKENS=store_tokens(dim),
                 IS_CODES=kept.dtype == torch.int8, enable_fp_fusion=False,
             )  # fmt: skip
 
@@ -165,16 +165,30 @@ def padded(dim: int) -> int:
     return max(16, 1 << (dim - 1).bit_length())
 
 
+def store_tokens(dim: int) -> int:
+    """Return the tokens of a program that stores: all its elements fit in registers."""
+    return 2048 // padded(dim)
+
+
 def tile_options(
-    rows: int, key_dim: int, value_dim: int, dtype: torch.dtype, section_keys: int | None
+    rows: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    section_keys: int | None,
+    on_amd: bool = torch.version.hip is not None,
 ) -> dict[str, int | bool]:
-    """Return how ``attend`` is compiled for tiles of so many rows."""
+    """Return how ``attend`` is compiled for tiles of so many rows.
+
+    AMD's compiler needs smaller tiles of keys to keep all sums in registers.
+    """
     dim = max(padded(key_dim), padded(value_dim))
+    is_large = dim > 128 or section_keys is not None
     return {
         "KEY_PAD": padded(key_dim),
         "VALUE_PAD": padded(value_dim),
         "ROWS": rows,
-        "TILE_KEYS": (64 if dim <= 128 else 32) // (dtype.itemsize // 2),
+        "TILE_KEYS": max(16, (32 if is_large else 64) // (dtype.itemsize // 2) // (1 + on_amd)),
         "SECTION": section_keys or 0,
         "num_warps": 8 if rows * dim > 64 * 64 else 4,
         "num_stages": 2,

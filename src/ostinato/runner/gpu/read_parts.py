@@ -66,7 +66,7 @@ class PartLimits:
         """Return the limits of layers with ``group`` query heads per head of keys."""
         fitting = 1 << (group - 1).bit_length()  # all heads of a token are in one tile
         if same_bits:
-            rows, section = max(64, fitting), 256
+            rows, section = max(32, fitting), 256
             return cls(group, rows, rows, section, section, section_keys=section)
         return cls(group, max(16, fitting), max(128 if dim <= 128 else 64, fitting))
 
@@ -80,6 +80,9 @@ class ReadParts:
     """How layers of one kind are read in one step.
 
     Attributes:
+        num_partials: Number of partial results.
+        keys_fetched: Keys that the device's memory is read for, for each head of keys.
+        keys_issued: Keys that programs load, those that the L2 cache has included.
         tokens: Row of the step of each row of the plan, shape (num_tokens,).
         positions: Position of each row of the plan, likewise.
         narrow: Parts with few rows, shape (num_narrow, PART_FIELDS).
@@ -87,11 +90,11 @@ class ReadParts:
         merge_tokens: Rows of the step that are merged, shape (num_merges,).
         merge_starts: First entry of each in ``merge_partials``, and the end.
         merge_partials: Partial results of each, in the order of their keys.
-        num_partials: Number of partial results.
-        keys_fetched: Keys that the device's memory is read for, for each head of keys.
-        keys_issued: Keys that programs load, those that the L2 cache has included.
     """
 
+    num_partials: int
+    keys_fetched: int
+    keys_issued: int
     tokens: Ints32
     positions: Ints32
     narrow: Ints32
@@ -99,12 +102,9 @@ class ReadParts:
     merge_tokens: Ints32
     merge_starts: Ints32
     merge_partials: Ints32
-    num_partials: int
-    keys_fetched: int
-    keys_issued: int
 
     def arrays(self) -> tuple[Ints32, ...]:
-        """Return what a kernel reads, in the order of the attributes."""
+        """Return all arrays, in the order of the attributes."""
         return (
             *(self.tokens, self.positions, self.narrow, self.wide),
             *(self.merge_tokens, self.merge_starts, self.merge_partials),
@@ -156,10 +156,10 @@ def plan_parts(
     rows, starts, partials = _merges(parts[is_split])
     plan = tokens, positions, parts[is_narrow], parts[~is_narrow], tokens[rows], starts, partials
     return ReadParts(
+        int(ends[-1]),
+        sum(s.end - s.first for s in segments),
+        int((parts[:, 4] - parts[:, 3]).sum()),
         *(np.ascontiguousarray(array, dtype=np.int32) for array in plan),
-        num_partials=int(ends[-1]),
-        keys_fetched=sum(s.end - s.first for s in segments),
-        keys_issued=int((parts[:, 4] - parts[:, 3]).sum()),
     )
 
 
