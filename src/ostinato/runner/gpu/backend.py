@@ -94,8 +94,19 @@ class TritonStep(AttentionStep):
     def __init__(
         self, metadata: AttentionMetadata, store: TritonKVStore, backend: TritonAttention
     ) -> None:
-        """Bind a step; plans are computed lazily, once per kind of layer."""
+        """Bind a step; plans are computed lazily, once per kind of layer.
+
+        Raises:
+            ValueError: Blocks or slots are beyond the store: kernels would access other memory.
+        """
         super().__init__(metadata, store)
+        slots = metadata.slots, metadata.copy_sources, metadata.copy_targets
+        for name, ids, count in (
+            ("blocks", metadata.blocks, store.num_blocks + 1),
+            *(("slots", numbers, store.num_slots) for numbers in slots),
+        ):
+            if len(ids) and not 0 <= ids.min() <= ids.max() < count:
+                raise ValueError(f"{name} of a step are between 0 and {count - 1}")
         self._backend = backend
         self._plans: dict[tuple[int, int, int | None], _DevicePlan] = {}
         [self._blocks] = self._to_device(metadata.blocks.astype(np.int32))
