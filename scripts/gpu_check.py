@@ -226,7 +226,7 @@ def write_and_die(folder: str, model: str) -> None:
     common = {"dtype": "float32", "attention": "triton", "num_blocks": 96, "kv_disk": folder}
     from ostinato import LLM
 
-    llm = LLM(model, device=device, **common)
+    llm: Any = LLM(model, device=device, **common)
     context.ask(llm, draw_prompt(99, 64))
     context.ask(llm, draw_prompt(99, 64))
     llm.engine.tiers.stores.flush(30)
@@ -381,7 +381,7 @@ def flashinfer_cascade(case: Case) -> Callable[[], torch.Tensor] | None:
         return None
     if case.new > 1 or case.device.type != "cuda":
         return None
-    options = {"dtype": torch.int32, "device": case.device}
+    options: dict[str, Any] = {"dtype": torch.int32, "device": case.device}
     tables, common = torch.tensor(case.tables, **options), case.shared // 16
     own = tables.shape[1] - common
     wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(
@@ -408,7 +408,7 @@ def vllm_paged(case: Case) -> Callable[[], torch.Tensor] | None:
         return None
     if case.device.type != "cuda":
         return None
-    options = {"dtype": torch.int32, "device": case.device}
+    options: dict[str, Any] = {"dtype": torch.int32, "device": case.device}
     shape = (case.num_blocks, 16, case.kv_heads, case.dim)
     arguments = {
         "q": case.queries, "k": case.keys.view(shape), "v": case.values.view(shape),

@@ -29,8 +29,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ostinato.runner.gpu import kernels
-from ostinato.runner.gpu.backend import padded, store_tokens, tile_options
+from ostinato.runner.gpu.backend import kernels, padded, store_tokens, tile_options
 from ostinato.runner.gpu.read_parts import PartLimits
 
 TARGETS = {
@@ -106,7 +105,10 @@ def sources(
     rows, is_codes = POINTERS[variant.dtype], variant.kv_dtype == "int8"
     row = lambda dim: dim + 4 * is_codes  # noqa: E731
     limits = PartLimits.of(
-        variant.group, max(variant.key_dim, variant.value_dim), variant.same_bits
+        variant.group,
+        max(variant.key_dim, variant.value_dim),
+        variant.same_bits,
+        DTYPES[variant.dtype].itemsize,
     )
     numbers = dict.fromkeys(
         ("tokens", "positions", "blocks", "parts", "starts", "partials"), "*i32"
@@ -130,10 +132,10 @@ def sources(
             "HAS_CAP": variant.has_features, "HAS_WINDOW": variant.has_features,
             "HAS_SINKS": variant.has_features, "IS_WIDENED": False,
         }  # fmt: skip
-        yield f"attend {tile}", kernels.attend, {**tensors, **scalars}, constants | options
+        yield f"attend {tile}", kernels().attend, {**tensors, **scalars}, constants | options
     fusion = {"enable_fp_fusion": not variant.same_bits}
     sizes = {"VALUE_DIM": variant.value_dim, "VALUE_PAD": padded(variant.value_dim), "HEADS": 16}
-    yield "merge", kernels.merge, tensors, sizes | {"HAS_SINKS": variant.has_features} | fusion
+    yield "merge", kernels().merge, tensors, sizes | {"HAS_SINKS": variant.has_features} | fusion
     sizes = {
         "HEADS": 8,
         "DIM": variant.key_dim,
@@ -141,7 +143,7 @@ def sources(
         "TOKENS": store_tokens(variant.key_dim),
     }
     stored = {"rows": rows, "kept": kept, "scales": scales, "slots": "*i64"}
-    yield "store", kernels.store, stored, sizes | {
+    yield "store", kernels().store, stored, sizes | {
         "ROW": row(variant.key_dim), "IS_CODES": is_codes, "enable_fp_fusion": False,
     }  # fmt: skip
 
@@ -169,12 +171,17 @@ def compile_all(variants: tuple[Variant, ...], targets: tuple[str, ...]) -> Iter
             yield Compiled(target, name, str(variant), shared, registers, spilled, size)
 
 
+def number_of(pattern: str, text: str) -> int:
+    """Return the number that a pattern captures."""
+    return int(re.findall(pattern, text)[0])
+
+
 def measure(compiled: Any, target: str) -> tuple[int, int, int]:
     """Return registers, spilled bytes and bytes of code."""
     if target.startswith("gfx"):
         text = compiled.asm["amdgcn"]
         numbers = {
-            key: int(re.search(rf"\.{key}:\s+(\d+)", text)[1])
+            key: number_of(rf"\.{key}:\s+(\d+)", text)
             for key in ("vgpr_count", "agpr_count", "vgpr_spill_count")
         }
         registers = numbers["vgpr_count"]  # those for products included
@@ -184,7 +191,7 @@ def measure(compiled: Any, target: str) -> tuple[int, int, int]:
         cubin, ptx = Path(folder, "kernel.cubin"), Path(folder, "kernel.ptx")
         cubin.write_bytes(compiled.asm["cubin"])
         used = subprocess.check_output([tools / "cuobjdump", "-res-usage", cubin], text=True)
-        registers, stack = (int(re.search(rf"{name}:(\d+)", used)[1]) for name in ("REG", "STACK"))
+        registers, stack = (number_of(rf"{name}:(\d+)", used) for name in ("REG", "STACK"))
         spilled = 0
         if stack:  # of a call, or of registers
             ptx.write_text(compiled.asm["ptx"])
@@ -194,9 +201,9 @@ def measure(compiled: Any, target: str) -> tuple[int, int, int]:
 
 def _spilled_bytes(tools: Path, ptx: Path) -> int:
     """Compile PTX again, by the assembler that knows its version, which tells what it spills."""
-    architecture = re.search(r"^\.target (\w+)", ptx.read_text(), re.M)[1]
+    [architecture] = re.findall(r"^\.target (\w+)", ptx.read_text(), re.M)
     for name in ("ptxas", "ptxas-blackwell"):
-        command = [
+        command: list[str | Path] = [
             tools / name,
             "-v",
             f"--gpu-name={architecture}",
@@ -218,7 +225,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--target", choices=TARGETS, action="append", help="this target alone")
     arguments = parser.parse_args()
-    variants = DAILY if arguments.few else (*DAILY, LARGE)
+    variants: tuple[Variant, ...] = DAILY if arguments.few else (*DAILY, LARGE)
     if arguments.all:
         variants = tuple(all_variants())
     failed = 0

@@ -6,6 +6,7 @@ addresses; races, layouts at run time and speed it does not.
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_a_store_keeps_what_the_plain_store_keeps():
     keys, values = (torch.randn(3, 2, dim, generator=draw) for dim in (8, 4))
     keys[0, 1, 2], values[2, 0, 1], keys[1, 0] = torch.inf, torch.nan, 0.0
     for dtype in (torch.float32, torch.float16, torch.int8):
-        stores = [
+        stores: list[Any] = [
             backend.new_store(spec, 2, 16, dtype, torch.device("cpu"))
             for backend in (TritonAttention(), TorchAttention())
         ]

@@ -108,7 +108,7 @@ class TritonStep(AttentionStep):
             if len(ids) and not 0 <= ids.min() <= ids.max() < count:
                 raise ValueError(f"{name} of a step are between 0 and {count - 1}")
         self._backend = backend
-        self._plans: dict[tuple[int, int, int | None], _DevicePlan] = {}
+        self._plans: dict[tuple[int, int, int, int | None], _DevicePlan] = {}
         [self._blocks] = self._to_device(metadata.blocks.astype(np.int32))
 
     def read(
@@ -119,7 +119,7 @@ class TritonStep(AttentionStep):
         (num_tokens, num_heads, key_dim), value_dim = queries.shape, values.shape[2]
         num_kv_heads = self.store.spec.layers[layer].num_kv_heads
         group, dim = num_heads // num_kv_heads, max(key_dim, value_dim)
-        plan = self.plan(group, dim, style.window)
+        plan = self.plan(group, dim, queries.itemsize, style.window)
         tokens, positions, narrow, wide, merge_tokens, starts, partials = plan.arrays
         output = queries.new_empty(num_tokens, num_heads, value_dim)
         shape = (max(1, plan.parts.num_partials), num_heads)
@@ -153,11 +153,11 @@ class TritonStep(AttentionStep):
             )  # fmt: skip
         return output
 
-    def plan(self, group: int, dim: int, window: int | None) -> _DevicePlan:
+    def plan(self, group: int, dim: int, itemsize: int, window: int | None) -> _DevicePlan:
         """Plan the reads of a kind of layers, and copy the plan to the device."""
-        kind = group, dim, window
+        kind = group, dim, itemsize, window
         if kind not in self._plans:
-            limits = PartLimits.of(group, dim, self._backend.same_bits)
+            limits = PartLimits.of(group, dim, self._backend.same_bits, itemsize)
             share = _SHARE[self._backend.read_once]
             parts = plan_parts(self.metadata, limits, window, share)
             self._plans[kind] = _DevicePlan(parts, limits, self._to_device(*parts.arrays()))
@@ -201,7 +201,7 @@ def tile_options(
         "ROWS": rows,
         "TILE_KEYS": max(16, (32 if is_large else 64) // (dtype.itemsize // 2) // (1 + on_amd)),
         "SECTION": section_keys or 0,
-        "num_warps": 8 if rows * dim > 64 * 64 else 4,
+        "num_warps": 8 if rows * dim * dtype.itemsize > 64 * 64 * 2 else 4,
         "num_stages": 2,
         **_rounding(section_keys),
     }

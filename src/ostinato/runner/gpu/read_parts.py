@@ -62,13 +62,21 @@ class PartLimits:
     section_keys: int | None = None
 
     @classmethod
-    def of(cls, group: int, dim: int, same_bits: bool) -> "PartLimits":
-        """Return the limits of layers with ``group`` query heads per head of keys."""
+    def of(cls, group: int, dim: int, same_bits: bool, itemsize: int = 2) -> "PartLimits":
+        """Return the limits of layers whose sums fit in registers.
+
+        Args:
+            group: Query heads per head of keys.
+            dim: Elements of the largest key or value.
+            same_bits: Whether sums start anew at sections.
+            itemsize: Bytes of an element of queries.
+        """
         fitting = 1 << (group - 1).bit_length()  # all heads of a token are in one tile
         if same_bits:
             rows, section = max(32, fitting), 256
             return cls(group, rows, rows, section, section, section_keys=section)
-        return cls(group, max(16, fitting), max(128 if dim <= 128 else 64, fitting))
+        wide = 32 if itemsize > 2 else 64 if dim > 128 else 128
+        return cls(group, max(16, fitting), max(wide, fitting))
 
     def is_narrow(self, num_rows: int) -> bool:
         """Whether so many tokens are one narrow tile."""
