@@ -36,11 +36,12 @@ class TritonKVStore(PlainKVStore):
         for rows, kept in zip((keys, values), self.layer(layer), strict=True):
             rows = _with_rows(rows)
             num_tokens, heads, dim = rows.shape
-            kernels().store[(-(-num_tokens // store_tokens(dim)), heads)](
-                rows, kept, _scales(kept), slots, num_tokens, rows.stride(0), rows.stride(1),
-                HEADS=heads, DIM=dim, PAD=padded(dim), ROW=kept.shape[2], TOKENS=store_tokens(dim),
-                IS_CODES=kept.dtype == torch.int8, enable_fp_fusion=False,
-            )  # fmt: skip
+            with torch.cuda.device_of(rows):
+                kernels().store[(-(-num_tokens // store_tokens(dim)), heads)](
+                    rows, kept, _scales(kept), slots, num_tokens, rows.stride(0), rows.stride(1),
+                    HEADS=heads, DIM=dim, PAD=padded(dim), ROW=kept.shape[2], TOKENS=store_tokens(dim),
+                    IS_CODES=kept.dtype == torch.int8, enable_fp_fusion=False,
+                )  # fmt: skip
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return one layer's keys and values, shape (num_slots, num_kv_heads, row) each."""
@@ -115,7 +116,10 @@ class TritonStep(AttentionStep):
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
         """Attend; see ``AttentionStep``."""
-        queries = _with_rows(queries)
+        with torch.cuda.device_of(queries):  # kernels run on the current device of the thread
+            return self._read(layer, _with_rows(queries), values, style)
+
+    def _read(self, layer: int, queries: Tensor, values: Tensor, style: AttentionStyle) -> Tensor:
         (num_tokens, num_heads, key_dim), value_dim = queries.shape, values.shape[2]
         num_kv_heads = self.store.spec.layers[layer].num_kv_heads
         group, dim = num_heads // num_kv_heads, max(key_dim, value_dim)
