@@ -36,10 +36,11 @@ class TritonKVStore(PlainKVStore):
         for rows, kept in zip((keys, values), self.layer(layer), strict=True):
             rows = _with_rows(rows)
             num_tokens, heads, dim = rows.shape
+            tile = store_tokens(dim)
             with torch.cuda.device_of(rows):
-                kernels().store[(-(-num_tokens // store_tokens(dim)), heads)](
+                kernels().store[(-(-num_tokens // tile), heads)](
                     rows, kept, _scales(kept), slots, num_tokens, rows.stride(0), rows.stride(1),
-                    HEADS=heads, DIM=dim, PAD=padded(dim), ROW=kept.shape[2], TOKENS=store_tokens(dim),
+                    HEADS=heads, DIM=dim, PAD=padded(dim), ROW=kept.shape[2], TOKENS=tile,
                     IS_CODES=kept.dtype == torch.int8, enable_fp_fusion=False,
                 )  # fmt: skip
 
