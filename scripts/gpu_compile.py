@@ -88,9 +88,12 @@ LARGE = Variant(256, 256, "fp16", "fp16", has_features=True, same_bits=False)
 
 
 def all_variants() -> Iterator[Variant]:
-    """Yield every head size, format and feature."""
+    """Yield every head size, format and feature.
+
+    But float32 queries over codes, which spill on NVIDIA: no model for a GPU is served so.
+    """
     dims = ((64, 64), (80, 80), (128, 128), (192, 128), (256, 256))
-    formats = [(d, kv) for d in ("fp16", "bf16", "fp32") for kv in (d, "int8")]
+    formats = [(d, kv) for d in ("fp16", "bf16") for kv in (d, "int8")] + [("fp32", "fp32")]
     for (key, value), (dtype, kv), has_features, same_bits in product(
         dims, formats, (False, True), (False, True)
     ):
