@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization")
     parser.add_argument("--tokens", type=int, default=1024, help="of keys and values")
+    parser.add_argument("--keep", type=Path, help="cache folder that is left, empty at first")
     parser.add_argument("--once", action="store_true", help="start in this process")
     options = parser.parse_args()
     model = options.model
@@ -114,7 +115,7 @@ def main() -> None:
     if options.quantization is not None:
         arguments += ["--quantization", options.quantization]
     with tempfile.TemporaryDirectory(dir=model.parent) as cache:
-        first, second = (measure(arguments, Path(cache)) for _ in range(2))
+        first, second = (measure(arguments, options.keep or Path(cache)) for _ in range(2))
     print(table(first, second))
     assert first["token"] == second["token"], "both starts give the same token"
     return None
