@@ -93,7 +93,7 @@ class Scorer:
         if size is not None and (size > width or (sizes and size not in (*sizes, width))):
             limit = f"one of {', '.join(map(str, sizes))}" if sizes else f"at most {width}"
             raise InvalidSamplingParams(f"dimensions={size}: must be {limit} for this model")
-        return _reading(HIDDEN_STATE)
+        return replace(_reading(HIDDEN_STATE), pooling=self.pooling.mode)
 
     @property
     def width(self) -> int:
