@@ -61,6 +61,7 @@ def served_figures(
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     command = [sys.executable, "-m", "ostinato.cli", "serve", str(model), "--port", str(port)]
+    command += ["--served-model-name", model.name]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as server:
         try:
             url = f"http://127.0.0.1:{port}"

@@ -101,11 +101,16 @@ def main() -> None:
             row.append(f"{seconds(works[name]):.2f}")
         llm.close()
     warm = tokens(given.own)
-    pool = {"do": "pool", "prompts": documents}
-    search = {"do": "search", "prompt": searched, "width": given.beams, "num_outputs": given.new}
-    asked = {
-        ("vllm", "documents"): ({"engine": {"runner": "pooling", "convert": "embed"}}, pool),
-        ("llamacpp", "documents"): ({"pools": True}, pool),
+    embed: Question = {"do": "embed", "prompts": documents}
+    search: Question = {
+        "do": "search",
+        "prompt": searched,
+        "width": given.beams,
+        "num_outputs": given.new,
+    }
+    asked: dict[tuple[str, str], tuple[dict[str, Any], Question]] = {
+        ("vllm", "documents"): ({"engine": {"runner": "pooling", "convert": "embed"}}, embed),
+        ("llamacpp", "documents"): ({"pools": True}, embed),
         ("vllm", "beams"): ({"engine": {"max_logprobs": 2 * given.beams}}, search),
     }
     for peer in ("vllm", "llamacpp") if given.peers_folder else ():
@@ -114,7 +119,7 @@ def main() -> None:
                 row.append("–")
                 continue
             own, question = asked[peer, name]
-            small = {"prompts": [warm]} if name == "documents" else {"prompt": warm}
+            small: Question = {"prompts": [warm]} if name == "documents" else {"prompt": warm}
             try:
                 [took] = peer_seconds(
                     peer, given.peers_folder, path, own, {**question, **small}, question

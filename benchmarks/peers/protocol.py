@@ -5,7 +5,7 @@
     {"do": "load", "model": ..., "settings": {...}}   -> {"version": ..., "settings": {...}}
     {"do": "serve", "talks": [[[ids, num_outputs], ...], ...]}   -> a Served, see there
     {"do": "manage", "scene": ..., "size": {...}}     -> {"seconds": ...}
-    {"do": "pool", "prompts": [ids, ...]}             -> {"seconds": ...}
+    {"do": "embed", "prompts": [ids, ...]}            -> {"seconds": ...}
     {"do": "search", "prompt": ids, "width": ..., "num_outputs": ...}   -> {"seconds": ...}
 
 Whatever raises becomes ``{"error": text}``; ``{"unsupported": text}`` says that an engine has no
@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TextIO
 
@@ -127,7 +127,7 @@ class Worker(ABC):
         """Take a cache manager through a scene; returns seconds of CPU time."""
         raise Unsupported("has no cache manager that could be driven alone")
 
-    def pool(self, prompts: list[list[int]]) -> float:
+    def embed(self, prompts: list[list[int]]) -> float:
         """Pool each prompt's last token, as embeddings and scores do; returns seconds."""
         raise Unsupported("pools nothing")
 
@@ -159,7 +159,9 @@ def _answer(worker: Worker, question: dict[str, Any]) -> dict[str, Any]:
             return worker.load(**question)
         if what == "serve":
             return asdict(worker.serve(**question))
-        timed = {"manage": worker.manage, "pool": worker.pool, "search": worker.search}
+        timed: dict[str, Callable[..., float]] = {
+            "manage": worker.manage, "embed": worker.embed, "search": worker.search,
+        }  # fmt: skip
         return {"seconds": timed[what](**question)}
     except Unsupported as reason:
         return {"unsupported": str(reason)}

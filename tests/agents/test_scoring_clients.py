@@ -87,6 +87,8 @@ SENTENCES = AgentClient(
         "scikit-learn",
         "scipy",
         "joblib",
+        "cloudpickle",
+        "loky",
         "threadpoolctl",
         "narwhals",
     ),

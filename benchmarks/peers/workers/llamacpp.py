@@ -119,7 +119,7 @@ class LlamaCpp(Worker):
         self.memory = lib.llama_get_memory(self.context)
         self.batch = lib.llama_batch_init(BATCH, 0, 1)
 
-    def pool(self, prompts: list[list[int]]) -> float:
+    def embed(self, prompts: list[list[int]]) -> float:
         """Pool prompts one by one."""
         start = now()
         for prompt in prompts:

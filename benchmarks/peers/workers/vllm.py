@@ -52,7 +52,7 @@ class VLLM(Worker):
         served.cached = list(self.cached.values())
         return served
 
-    def pool(self, prompts: list[list[int]]) -> float:
+    def embed(self, prompts: list[list[int]]) -> float:
         """Embed prompts; its own prefix cache is on."""
         start = now()
         self.llm.embed([{"prompt_token_ids": prompt} for prompt in prompts], use_tqdm=False)
