@@ -106,7 +106,10 @@ def sources(
     """Yield name, kernel, types of arguments, and constants with options, as the backend has."""
     kept, scales = POINTERS[variant.kv_dtype], "*fp32"
     rows, is_codes = POINTERS[variant.dtype], variant.kv_dtype == "int8"
-    row = lambda dim: dim + 4 * is_codes  # noqa: E731
+
+    def row(dim: int) -> int:
+        return dim + 4 * is_codes
+
     limits = PartLimits.of(
         variant.group,
         max(variant.key_dim, variant.value_dim),
