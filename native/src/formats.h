@@ -52,6 +52,27 @@ static inline uint16_t float16_of_float(float value) {
   return static_cast<uint16_t>(sign | (size - 0x38000000u + 0xfffu + odd) >> 13);
 }
 
+// a * b + c, rounded once. A product of floats is exact in double; their sum is rounded to odd there, so
+// that rounding it to float gives what a single rounding does.
+// Source: Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Transactions on Computers
+// 57(4), 2008.
+static inline float fused_multiply_add(float a, float b, float c) {
+#if defined(__FP_FAST_FMAF)
+  return __builtin_fmaf(a, b, c);
+#else
+  const double product = static_cast<double>(a) * b, sum = product + c, part = sum - product;
+  const double error = (product - (sum - part)) + (c - part);
+  int64_t bits;
+  std::memcpy(&bits, &sum, sizeof bits);
+  const bool is_inexact = error > 0 || error < 0;  // neither of what is no number
+  const int64_t away = (error > 0) == (sum > 0) ? 1 : -1;
+  bits += is_inexact && (bits & 1) == 0 ? away : 0;
+  double odd;
+  std::memcpy(&odd, &bits, sizeof odd);
+  return static_cast<float>(odd);
+#endif
+}
+
 static inline int64_t bytes_of(int32_t dtype) {
   return dtype == OST_FLOAT32 ? 4 : dtype == OST_KV_INT8 ? 1 : 2;
 }

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "formats.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
@@ -110,7 +112,7 @@ inline void store(typename Format::Stored *to, const Floats &value, int count = 
     std::memcpy(to, &stored, static_cast<size_t>(count) * sizeof(*to));
 }
 
-// a * b + c, in one step wherever the processor has that.
+// a * b + c, rounded once.
 inline Floats multiply_add(const Floats &a, const Floats &b, const Floats &c) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_fmadd_ps(
@@ -122,31 +124,55 @@ inline Floats multiply_add(const Floats &a, const Floats &b, const Floats &c) {
   return reinterpret_cast<Floats>(vfmaq_f32(reinterpret_cast<float32x4_t>(c),
       reinterpret_cast<float32x4_t>(a), reinterpret_cast<float32x4_t>(b)));
 #else
-  return a * b + c;
+  Floats out;
+  for (int i = 0; i < kLanes; ++i) out[i] = ost::fused_multiply_add(a[i], b[i], c[i]);
+  return out;
 #endif
 }
 
-// Halves are added to halves, so that it takes log2(kLanes) additions one after the other.
-inline float sum(const Floats &values) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(values));
-#else
-  float lanes[kLanes];
-  std::memcpy(lanes, &values, sizeof lanes);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
-#endif
-}
+// A sum over a row in 32 lanes, whatever the width of vectors: number i of a row is added in lane i % 32,
+// and halves of the lanes to halves, so that every instruction set rounds alike.
+class RowSum {
+ public:
+  static constexpr int kParts = 32 / kLanes;
+  // value(i, count) gives numbers i .. i + count - 1; add(sum, value) adds them to those before.
+  template <class Value, class Add>
+  void over(int width, Value value, Add add) {
+    int i = 0;
+    for (; i + 32 <= width; i += 32)
+#pragma GCC unroll 8
+      for (int part = 0; part < kParts; ++part) {
+        const int from = i + part * kLanes;
+        parts_[part] = add(parts_[part], value(from, std::integral_constant<int, kLanes>{}));
+      }
+#pragma GCC unroll 8
+    for (int part = 0; part < kParts; ++part, i += kLanes) {
+      if (i + kLanes <= width)
+        parts_[part] = add(parts_[part], value(i, std::integral_constant<int, kLanes>{}));
+      else if (i < width)
+        parts_[part] = add(parts_[part], value(i, width - i));
+    }
+  }
+  float total() const {
+    float lanes[32];
+    std::memcpy(lanes, parts_, sizeof lanes);
+    for (int half = 16; half > 0; half /= 2)
+      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    return lanes[0];
+  }
 
-// a / b for b from 1 to 2^127, to about an ulp and a half: dividing vectors takes three times as long.
+ private:
+  Floats parts_[kParts] = {};
+};
+
+// a / b for b from 1 to 2^127, to about an ulp and a half: dividing vectors takes longer, and the guesses
+// that processors have differ. Ours is the bits of b taken from a constant, right to a twentieth; a cubic
+// step of Newton's makes it 1e-4, a quadratic one all that a float has.
 inline Floats quotient(const Floats &a, const Floats &b) {
-#if defined(__AVX512F__)
-  const Floats guess = reinterpret_cast<Floats>(_mm512_rcp14_ps(reinterpret_cast<__m512>(b)));
-  return a * multiply_add(guess, multiply_add(-b, guess, all(1.f)), guess);
-#else
-  return a / b;
-#endif
+  const Floats guess = reinterpret_cast<Floats>(0x7ef311c7 - reinterpret_cast<Ints>(b));
+  const Floats off = multiply_add(-b, guess, all(1.f));
+  const Floats nearer = multiply_add(guess, multiply_add(off, off, off), guess);
+  return a * multiply_add(nearer, multiply_add(-b, nearer, all(1.f)), nearer);
 }
 
 // Lanes taken into low..high.
