@@ -165,7 +165,7 @@ class RowSum {
   Floats parts_[kParts] = {};
 };
 
-// a / b for b from 1 to 2^127, to about an ulp and a half: dividing vectors takes longer, and the guesses
+// a / b for b from 1 to 2^126, to about an ulp and a half: dividing vectors takes longer, and the guesses
 // that processors have differ. Ours is the bits of b taken from a constant, right to a twentieth; a cubic
 // step of Newton's makes it 1e-4, a quadratic one all that a float has.
 inline Floats quotient(const Floats &a, const Floats &b) {
@@ -196,11 +196,11 @@ inline Floats scaled(const Floats &x, const Floats &power) {
 #endif
 }
 
-// e^x to about two units in the last place; x is taken into -87..88.
+// e^x to about two units in the last place; x is taken into -87..87.
 // Source: Cody and Waite's reduction; the polynomial is the best of degree 5 that begins 1 + x, its
 // error 2^-23 of e^x.
 inline Floats exponential(Floats x) {
-  x = clamped(x, -87.f, 88.f);
+  x = clamped(x, -87.f, 87.f);
   constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: what is added to it loses its fraction
   const Floats power = multiply_add(x, all(1.44269504f), all(kRounder)) - kRounder;
   const Floats rest =
