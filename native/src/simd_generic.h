@@ -47,7 +47,9 @@ inline Vec operator/(const Vec &a, const Vec &b) {
 }
 // a * b + c, rounded once, also where the processor has no instruction for it.
 inline Vec multiply_add(const Vec &a, const Vec &b, const Vec &c) {
-  return each([&](int i) { return fused_multiply_add(a.v[i], b.v[i], c.v[i]); });
+  Vec out;
+  for (int i = 0; i < 16; i += 4) fused_multiply_add(a.v + i, b.v + i, c.v + i, out.v + i);
+  return out;
 }
 // a * b + c of plain weights, keys and values, whose sums may differ between instruction sets: rounded
 // twice where once takes many instructions.
