@@ -18,6 +18,7 @@ Files in reading order:
 * ``forward/``: makes a model fast on a CPU without changing what it computes
 * ``model_runner``: executes one step
 * ``compute_path``: describes how steps are computed here, and why not faster
+* ``portable_bits``: refuses models whose logits differ from processor to processor
 * ``token_lists``: the lists of sampling parameters, prepared once
 * ``sampling/``: from logits to tokens and log-probabilities
 * ``checkpoints/``: names, folders and files of checkpoints
