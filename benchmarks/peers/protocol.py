@@ -5,6 +5,8 @@
     {"do": "load", "model": ..., "settings": {...}}   -> {"version": ..., "settings": {...}}
     {"do": "serve", "talks": [[[ids, num_outputs], ...], ...]}   -> a Served, see there
     {"do": "manage", "scene": ..., "size": {...}}     -> {"seconds": ...}
+    {"do": "embed", "prompts": [ids, ...]}            -> {"seconds": ...}
+    {"do": "search", "prompt": ids, "width": ..., "num_outputs": ...}   -> {"seconds": ...}
 
 Whatever raises becomes ``{"error": text}``; ``{"unsupported": text}`` says that an engine has no
 such thing. This file is read by the Python of every engine, so it needs the standard library alone.
@@ -18,7 +20,7 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TextIO
 
@@ -125,6 +127,14 @@ class Worker(ABC):
         """Take a cache manager through a scene; returns seconds of CPU time."""
         raise Unsupported("has no cache manager that could be driven alone")
 
+    def embed(self, prompts: list[list[int]]) -> float:
+        """Pool each prompt's last token, as embeddings and scores do; returns seconds."""
+        raise Unsupported("pools nothing")
+
+    def search(self, prompt: list[int], width: int, num_outputs: int) -> float:
+        """Search beams behind a prompt; returns seconds."""
+        raise Unsupported("searches no beams")
+
 
 def answer_questions(worker: Worker) -> None:
     """Answer until the runner closes the pipe; what engines print goes to standard error."""
@@ -149,7 +159,10 @@ def _answer(worker: Worker, question: dict[str, Any]) -> dict[str, Any]:
             return worker.load(**question)
         if what == "serve":
             return asdict(worker.serve(**question))
-        return {"seconds": worker.manage(**question)}
+        timed: dict[str, Callable[..., float]] = {
+            "manage": worker.manage, "embed": worker.embed, "search": worker.search,
+        }  # fmt: skip
+        return {"seconds": timed[what](**question)}
     except Unsupported as reason:
         return {"unsupported": str(reason)}
     except Exception as error:  # the runner reports it, and the others go on

@@ -28,6 +28,7 @@ NEW_SAMPLING = (
     "bad_words_ids",
     "truncate_prompt_tokens",
     "readout",
+    "pooling",
     "beams",
     "drafts",
     "thinking_budget",

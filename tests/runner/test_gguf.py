@@ -14,6 +14,7 @@ from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.checkpoint import weight_files
 from ostinato.runner.checkpoints.gguf_file import open_gguf
+from ostinato.runner.loading import pretrained
 from ostinato.runner.model_loader import load_model
 from tests.runner.bench import own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
@@ -42,6 +43,18 @@ def test_a_file_is_the_model_that_it_was_made_of(plain_file: Path, checkpoint: P
     assert loaded.eos_token_ids == {EOS_ID}
     weights = load_model(plain_file, forward="plain").model.state_dict()
     assert all(torch.equal(w, weights[n]) for n, w in original.model.state_dict().items())
+
+
+def test_a_large_file_is_computed_in_bfloat16_unless_another_dtype_is_set(
+    plain_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The limit is 1 GiB; here it is the file's own size."""
+    size = plain_file.stat().st_size
+    for limit, expected in ((size + 1, torch.float32), (size, torch.bfloat16)):
+        monkeypatch.setattr(pretrained, "GGUF_BYTES_IN_BFLOAT16", limit)
+        assert load_model(plain_file).dtype == expected
+
+    assert load_model(plain_file, dtype="float32").dtype == torch.float32
 
 
 def test_tokenizer_and_chat_template_come_out_of_the_file(plain_file: Path):

@@ -113,3 +113,19 @@ def test_a_client_that_goes_away_ends_its_beams(served: Keyed):
 
     await_idle(served.state.llm)
     assert served.state.num_live == 0
+
+
+def test_metrics_say_what_beams_cost_and_what_each_route_hit(served: Keyed):
+    def value(*parts: str) -> float:
+        rows = served.ask("ops", "/metrics", method="GET").text.splitlines()
+        rows = [row for row in rows if row[0] != "#" and all(part in row for part in parts)]
+        return sum(float(row.split()[-1]) for row in rows)
+
+    hits = "ostinato_route_prompt_tokens_total{", 'result="hit"', 'route="/v1/choose"'
+    before = value("ostinato_beam_tokens_total "), value(*hits)
+    ask(served, n=1, beam_width=4, max_tokens=3)
+    body = {"model": MODEL, "prompt": f"{PROMPT} or ", "choices": ["a", "b", "c"]}
+    usage = served.ask("one", "/v1/choose", body).json()["usage"]
+
+    assert value("ostinato_beam_tokens_total ") - before[0] == 1 + 4 + 4
+    assert value(*hits) - before[1] == usage["prompt_tokens_details"]["cached_tokens"] > 0

@@ -72,6 +72,26 @@ def test_anthropics_client_sends_images_and_keeps_them_by_breakpoints(viewer: st
     assert cached >= 16
 
 
+def test_a_conversation_with_an_image_is_embedded_and_its_beams_are_searched(viewer: str):
+    """In vLLM's shape: messages in place of input; the chat's prompt is a hit of the second."""
+    image: Any = {"type": "image_url", "image_url": {"url": URL}}
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": "How many boats?"}]}]
+    body = {"model": "viewer", "messages": messages}
+
+    first, second = (httpx.post(f"{viewer}/v1/embeddings", json=body).json() for _ in range(2))
+    beams = {**body, "use_beam_search": True, "n": 2, "max_tokens": 3}
+    searched = httpx.post(f"{viewer}/v1/chat/completions", json=beams).json()
+    refused = httpx.post(f"{viewer}/v1/embeddings", json={**body, "truncate_prompt_tokens": 4})
+
+    assert first["data"] == second["data"]
+    usage = second["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1 > 16
+    assert len({choice["message"]["content"] for choice in searched["choices"]}) == 2
+    assert searched["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
+    assert refused.status_code == 400
+    assert "images is not cut" in refused.json()["error"]["message"]
+
+
 def test_responses_take_images_and_continue_them(viewer: str):
     """The second question names the first response; the image in it hits."""
     image: Any = {"type": "input_image", "image_url": URL, "detail": "auto"}

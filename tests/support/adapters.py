@@ -71,13 +71,16 @@ class PeftReference:
                 self._model.load_adapter(folder, folder.name)
         self._model.double().eval()
 
-    def generated(self, prompt: Sequence[int], adapter: str, num_new: int) -> list[int]:
-        """Continue a prompt greedily with an adapter, or none."""
+    def generated(
+        self, prompt: Sequence[int], adapter: str, num_new: int, num_beams: int = 1
+    ) -> list[int]:
+        """Continue a prompt with an adapter, or none: greedily, or as the best of some beams."""
         ids = {
             "input_ids": torch.tensor([prompt]),
             "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64),
         }
         options: dict[str, Any] = {"max_new_tokens": num_new, "do_sample": False}
+        options |= {"num_beams": num_beams} if num_beams > 1 else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if adapter:

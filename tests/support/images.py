@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -128,6 +129,26 @@ class ImageReference:
 
     def generated(self, prompt: list[int], images: list[Image.Image], num_new: int) -> list[int]:
         """Continue a prompt, whose placeholders are all there, greedily."""
+        return self.answers(prompt, images, num_new)[0]
+
+    def answers(
+        self, prompt: list[int], images: list[Image.Image], num_new: int, width: int = 1
+    ) -> list[list[int]]:
+        """Return the answers of a beam search, the best first; one beam is greedy."""
+        beams = {} if width == 1 else {"num_beams": width, "num_return_sequences": width}
+        self._model.generation_config.eos_token_id = None
+        inputs = self._inputs(prompt, images)
+        with torch.inference_mode():
+            whole = self._model.generate(**inputs, max_new_tokens=num_new, do_sample=False, **beams)
+        return whole[:, len(prompt) :].tolist()
+
+    def read(self, prompt: list[int], images: list[Image.Image]) -> tuple[Tensor, Tensor]:
+        """Return the last hidden states, after the final norm, and the logits of all rows."""
+        with torch.inference_mode():
+            output = self._model(**self._inputs(prompt, images), output_hidden_states=True)
+        return output.hidden_states[-1][0], output.logits[0]
+
+    def _inputs(self, prompt: list[int], images: list[Image.Image]) -> dict[str, Any]:
         row = torch.tensor([prompt])
         inputs: dict[str, Any] = {"input_ids": row, "attention_mask": torch.ones_like(row)}
         kinds = (row == self.placeholder).long()
@@ -141,10 +162,7 @@ class ImageReference:
             inputs["token_type_ids"] = kinds
         if kind == "gemma4" or kind.startswith("qwen"):
             inputs["mm_token_type_ids"] = kinds
-        with torch.inference_mode():
-            self._model.generation_config.eos_token_id = None
-            whole = self._model.generate(**inputs, max_new_tokens=num_new, do_sample=False)
-        return whole[0, len(prompt) :].tolist()
+        return inputs
 
 
 assert set(PROCESSORS) <= {*COMPOSITES, *COMPOSITE_HYBRIDS}

@@ -56,6 +56,10 @@ class LlamaCpp(Worker):
             str(path).encode(), lib.llama_model_default_params()
         )
         self.vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(network))
+        self.network = network
+        if settings.get("pools"):
+            self._pool_in(settings)
+            return {"version": lib.__version__, "settings": {"weights": path.name}}
         context = lib.llama_context_default_params()
         context.n_ctx, context.n_seq_max = settings["kv_tokens"], self.keeper + 1
         context.n_batch, context.n_ubatch = BATCH, MICRO_BATCH
@@ -99,6 +103,36 @@ class LlamaCpp(Worker):
             self.lib.llama_memory_seq_rm(self.memory, sequence, -1, -1)
         cached = [self.reused] * count
         return Served(seconds, firsts, [seconds] * count, [num_outputs] * count, cached, outputs)
+
+    def _pool_in(self, settings: dict[str, Any]) -> None:
+        """Make a context that pools last tokens, as its server does for embeddings and reranking.
+
+        A document is computed as a whole in one physical batch, and shares nothing with another.
+        """
+        lib, context = self.lib, self.lib.llama_context_default_params()
+        context.n_ctx, context.n_seq_max = BATCH, 1
+        context.n_batch = context.n_ubatch = BATCH
+        context.n_threads = context.n_threads_batch = settings["threads"]
+        context.flash_attn_type, context.embeddings = 1, True
+        context.pooling_type = lib.LLAMA_POOLING_TYPE_LAST
+        self.context = lib.llama_init_from_model(self.network, context)
+        self.memory = lib.llama_get_memory(self.context)
+        self.batch = lib.llama_batch_init(BATCH, 0, 1)
+
+    def embed(self, prompts: list[list[int]]) -> float:
+        """Pool prompts one by one."""
+        start = now()
+        for prompt in prompts:
+            self.lib.llama_memory_clear(self.memory, True)
+            self.batch.n_tokens = len(prompt)
+            for at, token in enumerate(prompt):
+                self.batch.token[at], self.batch.pos[at] = token, at
+                self.batch.n_seq_id[at], self.batch.seq_id[at][0] = 1, 0
+                self.batch.logits[at] = True
+            if self.lib.llama_decode(self.context, self.batch):
+                raise RuntimeError("llama_decode failed")
+            assert self.lib.llama_get_embeddings_seq(self.context, 0)
+        return now() - start
 
     def _serve_in_slots(self, talks: list[Talk]) -> Served:
         for sequence in range(self.keeper + 1):

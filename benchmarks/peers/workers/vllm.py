@@ -9,6 +9,7 @@ from benchmarks.peers.protocol import (
     Talk,
     Worker,
     answer_questions,
+    now,
     serve_by_steps,
 )
 
@@ -30,6 +31,7 @@ class VLLM(Worker):
             enforce_eager=settings.get("eager", False),
             block_size=settings.get("block_size"),
             disable_log_stats=True,
+            **settings.get("engine", {}),
         )
         self.engine, self.made = self.llm.llm_engine, 0
         config = self.engine.vllm_config
@@ -49,6 +51,21 @@ class VLLM(Worker):
         served = serve_by_steps(self, talks)
         served.cached = list(self.cached.values())
         return served
+
+    def embed(self, prompts: list[list[int]]) -> float:
+        """Embed prompts; its own prefix cache is on."""
+        start = now()
+        self.llm.embed([{"prompt_token_ids": prompt} for prompt in prompts], use_tqdm=False)
+        return now() - start
+
+    def search(self, prompt: list[int], width: int, num_outputs: int) -> float:
+        """Search beams; each step of each is a request of one token."""
+        from vllm.sampling_params import BeamSearchParams
+
+        params = BeamSearchParams(beam_width=width, max_tokens=num_outputs, ignore_eos=True)
+        start = now()
+        self.llm.beam_search([{"prompt_token_ids": prompt}], params)
+        return now() - start
 
     def add(self, prompt: list[int], num_outputs: int) -> Hashable:
         """Give the engine a request."""

@@ -132,6 +132,8 @@ class ScheduledSequence:
     drafted: tuple[SampleTask, ...] = ()
     """What to sample after each of the last new tokens, which are drafts: guesses of what the rows
     before them sample. Each task takes the drafts before it to be right."""
+    hidden_sum: "array[float] | None" = None
+    """Of the hidden states before the new tokens, empty at position 0; None sums none up."""
 
     @property
     def end(self) -> int:
@@ -185,6 +187,7 @@ class SequenceResult:
     first whose token is not the draft after it, that one included."""
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     """One tuple per prompt target, laid out as in ``SampledToken``."""
+    hidden_sum: "array[float] | None" = None  # the plan's, with the new tokens' hidden states
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,9 @@ class SamplingParams:
         readout: Rows of the head whose logits are read after the prompt, in place of a text; an
             empty tuple reads the hidden state, which is the head's input. None reads nothing.
             Needs ``n=1`` and ``max_tokens=1``.
+        pooling: Which hidden state an empty ``readout`` reads: that of the last token, or the mean
+            of all. A mean needs those of the whole prompt, so such a request does not read the
+            cache.
         drafts: ``off`` computes one token per step; tokens and log-probabilities are the same.
         beams: Search the most likely answers in place of sampling, and return the best ``n``.
     """
@@ -83,6 +86,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprob_start: int = 1
     readout: tuple[int, ...] | None = None
+    pooling: Literal["last", "mean"] = "last"
     drafts: Literal["auto", "off"] = "auto"
     beams: Beams | None = None
 

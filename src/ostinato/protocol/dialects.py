@@ -163,10 +163,7 @@ _UNPOOLED = {
 EMBEDDINGS = Dialect(
     "/v1/embeddings",
     no_effect=_UNPOOLED,
-    refused={
-        "messages": "give the rendered conversation as input",
-        "mm_processor_kwargs": "texts alone are embedded",
-    },
+    refused={"mm_processor_kwargs": "images are read as the checkpoint says"},
 )
 
 SCORES = Dialect(

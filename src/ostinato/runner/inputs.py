@@ -68,7 +68,8 @@ class StepInputs:
         position_ids: Shape (num_tokens,), int64.
         logit_rows: Rows whose logits are computed, ascending, shape (num_logit_rows,), int64.
         sample_rows: Which of the logit rows are sampled from, shape (num_sampled,), int64.
-        prompt_rows: For each sequence, the range of logit rows that its prompt targets need.
+        prompt_rows: For each sequence, the range of logit rows that its prompt targets or its mean
+            need.
         groups: What attention needs to know, per group of layers.
         state_slots: State slot of each sequence, shape (num_sequences,), int64; None if no layer
             has a state.
@@ -147,7 +148,7 @@ def _decode_slots(
 
 def _is_decode(sequence: ScheduledSequence) -> bool:
     """Return whether a sequence has one new token, and samples the next one."""
-    is_single = len(sequence.tokens) == 1 and not sequence.prompt_targets
+    is_single = len(sequence.tokens) == 1 and not _num_prompt_rows(sequence)
     return is_single and sequence.sample is not None
 
 
@@ -155,7 +156,7 @@ def _logit_rows(
     sequences: Sequence[ScheduledSequence], starts: Ints
 ) -> tuple[Ints, Ints, tuple[range, ...]]:
     """Return the rows that need logits, which of them are sampled, and those of prompt targets."""
-    if not any(sequence.prompt_targets for sequence in sequences):
+    if not any(map(_num_prompt_rows, sequences)):
         counts = _ints(_num_samples(s) for s in sequences)
         ends = np.repeat(starts[1:] - np.cumsum(counts), counts)
         rows = np.arange(len(ends))
@@ -165,7 +166,7 @@ def _logit_rows(
     prompt_rows: list[range] = []
     num_rows = 0
     for sequence, start, end in zip(sequences, starts[:-1], starts[1:], strict=True):
-        num_targets, num_samples = len(sequence.prompt_targets), _num_samples(sequence)
+        num_targets, num_samples = _num_prompt_rows(sequence), _num_samples(sequence)
         start += sequence.first_target
         rows = np.arange(start, start + num_targets)
         if start + num_targets < end:
@@ -175,6 +176,11 @@ def _logit_rows(
         num_rows += len(rows)
         sampled += range(num_rows - num_samples, num_rows)
     return np.concatenate(logit_rows), np.array(sampled, dtype=np.int64), tuple(prompt_rows)
+
+
+def _num_prompt_rows(sequence: ScheduledSequence) -> int:
+    """Return how many rows its prompt targets need; of a mean, all."""
+    return len(sequence.prompt_targets if sequence.hidden_sum is None else sequence.tokens)
 
 
 def _num_samples(sequence: ScheduledSequence) -> int:

@@ -166,7 +166,8 @@ def load_model(
 
     Args:
         name: A model's name, a directory, a GGUF file, or a hub repository.
-        dtype: Compute dtype; ``auto`` is that of the checkpoint, for GGUF float32.
+        dtype: Compute dtype; ``auto`` is that of the checkpoint, for GGUF float32 or, from 1 GiB
+            on, bfloat16.
         device: Device to compute on.
         attention: The attention that is compared with the model's own.
         forward: How steps may be computed, see ``runner.forward.select_forward``.
@@ -244,7 +245,7 @@ def _load(
             path=path,
             files=files,
             config=config,
-            dtype=torch_dtype(request.dtype, config),
+            dtype=torch_dtype(request.dtype, config, _gguf_bytes(path, files)),
             attention=request.attention,
             forward=request.forward,
             quantization=request.quantization,
@@ -289,6 +290,10 @@ def _load(
         if request.images
         else "images are switched off (limit_mm_per_prompt)",
     )
+
+
+def _gguf_bytes(path: Path, files: tuple[Path, ...]) -> int:
+    return sum(file.stat().st_size for file in files) if path.is_file() else 0
 
 
 def _build(

@@ -7,6 +7,7 @@ One call of the model over one row, then one call of the sampler::
                             └─ each layer: write, copy, read
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -32,7 +33,7 @@ from ostinato.runner.inputs import StepInputs, build_inputs
 from ostinato.runner.kv.layer_groups import LayerGroups, one_group
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.sampling.logprobs import token_logprobs
-from ostinato.runner.sampling.readouts import read_rows, reads_hidden
+from ostinato.runner.sampling.readouts import hidden_sums, read_rows, reads_hidden, with_mean
 from ostinato.runner.sampling.sampler import Sampler
 from ostinato.runner.states.step import StateStep
 from ostinato.runner.states.store import StateStore
@@ -172,22 +173,30 @@ class ModelRunner:
         outcomes = self._sampler.sample(rows, tasks)
         if any(task.params.readout is not None for task in tasks):
             outcomes = read_rows(outcomes, tasks, rows, hidden, inputs.sample_rows)
-        sampled = iter(outcomes)
+        sampled, sums = iter(outcomes), hidden_sums(plan, inputs.prompt_rows, hidden)
         return StepResult(
             tuple(
                 SequenceResult(
-                    samples=() if sequence.sample is None else self._taken(sequence, sampled),
+                    samples=()
+                    if sequence.sample is None
+                    else self._taken(sequence, sampled, sums.get(index)),
                     prompt_logprobs=self._prompt_logprobs(plan, inputs, logits, index),
+                    hidden_sum=sums.get(index),
                 )
                 for index, sequence in enumerate(plan.sequences)
             )
         )
 
     def _taken(
-        self, sequence: ScheduledSequence, sampled: "Iterator[tuple[SampledToken, ...]]"
+        self,
+        sequence: ScheduledSequence,
+        sampled: "Iterator[tuple[SampledToken, ...]]",
+        hidden_sum: "array[float] | None",
     ) -> tuple[SampledToken, ...]:
         """Return a sequence's samples, up to the first that is not the draft after its row."""
         samples = next(sampled)
+        if hidden_sum is not None:
+            return with_mean(samples, hidden_sum, sequence.end)
         if not sequence.drafted:
             return samples
         count = len(sequence.drafted)
@@ -203,5 +212,7 @@ class ModelRunner:
         self, plan: StepPlan, inputs: StepInputs, logits: Tensor, index: int
     ) -> tuple[tuple[TokenLogprob, ...], ...]:
         rows, sequence = inputs.prompt_rows[index], plan.sequences[index]
+        if not sequence.prompt_targets:
+            return ()
         counts = [sequence.num_prompt_logprobs] * len(rows)
-        return token_logprobs(logits, rows, sequence.prompt_targets, counts) if rows else ()
+        return token_logprobs(logits, rows, sequence.prompt_targets, counts)

@@ -213,6 +213,7 @@ class Scheduler:
         sequence, start = chunk.sequence, chunk.sequence.num_computed
         self.stats.count_computed(start, chunk.end, sequence.num_prompt_tokens)
         sequence.prompt_logprobs += outcome.prompt_logprobs
+        sequence.hidden_sum = outcome.hidden_sum
         for member in chunk.members:
             member.num_computed = chunk.end if member.table is not None else 0
         if not chunk.samples:

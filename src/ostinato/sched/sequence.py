@@ -50,6 +50,7 @@ class Sequence:
     waits_for: str = ""  # name of the request that it waits or waited for; empty if for none
     prompt_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     """One tuple per prompt token from ``prompt_logprob_start`` on, if asked for."""
+    hidden_sum: "array[float] | None" = None  # of computed tokens, if their mean is read
     finish_reason: FinishReason | None = None  # why it ended; None while it lives
     stop_reason: int | str | None = None  # the id or string that ended it, if one did
     sampled: SampledToken | None = None  # what its search waits for others with; else None
@@ -111,16 +112,18 @@ class Sequence:
     def max_hit(self) -> int | None:
         """Tokens that may hit: prompt log-probs need the logits of those that follow.
 
-        None is all of them.
+        A mean needs all hidden states, which no block has. None is all of them.
         """
         limit = self.next_scored - 1 if self.wants_prompt_logprobs else None
-        return limit if self.request.cache_read else 0
+        return limit if self.request.cache_read and self.request.params.pooling == "last" else 0
 
     @property
     def reading_is_off(self) -> str:
         """The setting that keeps it from using hits; empty if it reads the cache."""
         if not self.request.cache_read:
             return "cache_read=False"
+        if self.request.params.pooling == "mean":
+            return "pooling='mean'"
         if self.max_hit == 0:  # every logit is needed
             return f"prompt_logprobs={self.request.params.prompt_logprobs}"
         return ""
@@ -197,6 +200,7 @@ class ScheduledChunk:
     def schedule(self) -> ScheduledSequence:
         """Return what the runner reads of it."""
         sequence, start = self.sequence, self.sequence.num_computed
+        params = sequence.request.params
         targets, skipped = _NO_TOKENS, 0
         if sequence.wants_prompt_logprobs:
             skipped = max(0, sequence.next_scored - 1 - start)
@@ -209,9 +213,10 @@ class ScheduledChunk:
             start,
             sequence.table.groups,
             sequence.sample_task(tuple(m.seed for m in self.members)) if self.samples else None,
-            targets, sequence.request.params.prompt_logprobs or 0,
+            targets, params.prompt_logprobs or 0,
             sequence.key.identity, sequence.table.state_slot, sequence.key.images, skipped,
             () if self.drafts is None else sequence.drafted_tasks(self.drafts),
+            sequence.hidden_sum if start or params.pooling == "last" else array("d"),
         )  # fmt: skip
 
 

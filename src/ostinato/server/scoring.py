@@ -31,6 +31,7 @@ from ostinato.engine.scoring.pooling_params import PoolingParams
 from ostinato.engine.scoring.scorer import Scorer
 from ostinato.errors import naming
 from ostinato.protocol.body import OpenBody
+from ostinato.protocol.chat import ChatMessage
 from ostinato.protocol.dialects import Dialect
 from ostinato.protocol.sampling import CacheUse, ShortText
 from ostinato.server.access.callers import Caller
@@ -38,7 +39,8 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.server.generation import adapter_of
 from ostinato.server.middleware.fields import accept_fields
-from ostinato.server.serving import hold_places, last_output, serve_admitted
+from ostinato.server.prompting import ChatFields, render_chat
+from ostinato.server.serving import check_room, hold_places, last_output, serve_admitted
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import until_gone
 from ostinato.server.usage import Usage
@@ -121,6 +123,18 @@ class ScoringCall:
             return replace(self.prompt_context, text=text)
         return replace(self.prompt_context, token_ids=text)
 
+    async def conversation(self, body: ChatFields, messages: Sequence[ChatMessage]) -> Prompt:
+        """Return the sender's prompt of a conversation, with its images.
+
+        Raises:
+            ApiError: There is no room (400, 429).
+            RequestError: The template refuses it, or an image cannot be loaded.
+        """
+        check_room(self.state, self.caller, [self._call(0, Prompt(), SamplingParams())])
+        rendered, adapter = [each.rendered() for each in messages], self.prompt_context.adapter
+        prompt, ids = await render_chat(self.state, self.caller, body, rendered, adapter)
+        return replace(self.prompt_context, token_ids=ids, images=prompt.images)
+
     async def run(
         self,
         make: Callable[[ItemT], tuple[Prompt, SamplingParams]],
@@ -201,6 +215,7 @@ class ScoringCall:
             endpoint=self.endpoint,
             params=params,
             token_ids=prompt.token_ids,
+            images=prompt.images,
             adapter=prompt.adapter,
             cache_salt=self.body.cache_salt,
             cache_read=self.body.cache.read,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato import LLM, LoRARequest
+from ostinato import LLM, BeamSearchParams, LoRARequest
 from ostinato.engine.scoring.pooling_params import PoolingParams
 from tests.exactness.reference import PROMPTS
 from tests.exactness.test_logits import TOLERANCE
@@ -58,4 +58,20 @@ def test_a_choice_is_as_likely_as_the_adapter_says(
     assert [choice.is_greedy for choice in with_adapter.choices] == [True, False]
     assert [choice.is_greedy for choice in without.choices] == [False, True]
     assert without.num_cached_tokens == with_adapter.num_cached_tokens == len(prompt) - 1
+    assert_idle(llm.engine)
+
+
+def test_beams_are_those_of_the_adapter(llm: LLM, checkpoints: Checkpoints, adapters: Path):
+    """Beside the base model's beams of the same prompt, cold and with hits."""
+    reference, prompt = PeftReference(checkpoints.path("llama"), [adapters / "sql"]), PROMPTS[2]
+    params = BeamSearchParams(beam_width=4, max_tokens=6, ignore_eos=True)
+    expected = [reference.generated(prompt, name, 6, num_beams=4) for name in ("sql", "")]
+    assert expected[0] != expected[1], "the adapter changes what is likely"
+    sql = LoRARequest("sql", 1, adapters / "sql")
+    llm.reset_prefix_cache()
+
+    for _ in range(2):
+        outputs = llm.beam_search([prompt] * 2, params, lora_request=[sql, None])
+        assert [o.sequences[0].tokens[len(prompt) :] for o in outputs] == expected
+    assert [output.num_cached_tokens for output in outputs] == [len(prompt) - 1] * 2
     assert_idle(llm.engine)

@@ -52,9 +52,9 @@ def test_a_chat_model_embeds_as_well(family: str, checkpoints: Checkpoints, make
     assert outputs[0].num_cached_tokens == len(PROMPTS[0]) - 1
 
 
-@pytest.mark.parametrize("num_labels", [1, 3])
-def test_classes_are_those_of_the_head(num_labels: int, headed: MakeHeaded):
-    path = headed("qwen3", num_labels)
+@pytest.mark.parametrize(("family", "num_labels"), [("qwen3", 1), ("qwen3", 3), ("mistral", 3)])
+def test_classes_are_those_of_the_head(family: str, num_labels: int, headed: MakeHeaded):
+    path = headed(family, num_labels)
     model, llm = reference(AutoModelForSequenceClassification, path), LLM(str(path), **EXACT)
     with torch.inference_mode():
         logits = torch.cat([model(torch.tensor([prompt])).logits for prompt in PROMPTS])
@@ -139,3 +139,21 @@ def test_numbers_are_the_same_bits_with_a_hit(num_labels: int, headed: MakeHeade
         numbers(llm, prompt[:-1])  # computed, so that the whole prompts hit
     for prompt in PROMPTS:
         assert numbers(llm, prompt) == numbers(alone, prompt)
+
+
+@pytest.mark.parametrize("kind", ["classes", "yes_no"])
+def test_scores_are_the_same_bits_behind_a_shared_query(kind: str, headed: MakeHeaded, checkpoints):
+    """Both kinds of rerankers: documents together, read from the cache, and each alone."""
+    is_head = kind == "classes"
+    path = headed("qwen2", 1) if is_head else checkpoints.path("qwen3", **LONG)
+    words = {} if is_head else {"score_tokens": "a,t"}
+    llm = LLM(str(path), block_size=16, **words)
+    alone = LLM(str(path), block_size=16, enable_prefix_caching=False, **words)
+
+    def scores(llm: LLM, documents: list[str]) -> list[float]:
+        return [o.outputs.score for o in llm.score(QUERY, documents, use_tqdm=False)]
+
+    together, again = scores(llm, DOCUMENTS), scores(llm, DOCUMENTS)
+
+    assert llm.engine.scorer.score_kind == kind
+    assert together == again == [score for text in DOCUMENTS for score in scores(alone, [text])]

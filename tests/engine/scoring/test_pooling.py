@@ -1,17 +1,22 @@
 """How a checkpoint pools is read from the files of sentence-transformers."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedConfig
+import torch
+from transformers import AutoModel, PreTrainedConfig
 
 from ostinato import LLM, PoolingParams
 from ostinato.engine.scoring.pooling import Pooling
 from ostinato.errors import BrokenCheckpoint, ConfigError, InvalidSamplingParams, RequestError
-from tests.engine.scoring.conftest import MakeHeaded
+from tests.engine.scoring.conftest import MakeHeaded, reference
+from tests.exactness.reference import PROMPTS as TOKENS
+from tests.exactness.test_logits import TOLERANCE
+from tests.support.engines import assert_idle
 
 LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
 PROMPTS = {"prompts": {"query": "Instruct: find it\nQuery:", "document": ""}}
@@ -55,12 +60,12 @@ def test_what_they_say_is_obeyed(tmp_path: Path):
 @pytest.mark.parametrize(
     ("pooling", "kinds", "named"),
     [
-        ({"pooling_mode_mean_tokens": True}, ("Transformer", "Pooling"), "'mean'"),
+        ({"pooling_mode": "mean", "include_prompt": False}, ("Pooling",), "without its prompt"),
         ({"pooling_mode": "cls"}, ("Transformer", "Pooling"), "'cls'"),
         (LAST, ("Transformer", "Pooling", "Dense"), "Dense"),
     ],
 )
-def test_what_needs_all_hidden_states_or_another_layer_is_refused(
+def test_what_is_pooled_otherwise_or_needs_another_layer_is_refused(
     tmp_path: Path, pooling: dict[str, Any], kinds: tuple[str, ...], named: str
 ):
     path = write(tmp_path, pooling=pooling, modules=modules(*kinds))
@@ -111,13 +116,54 @@ def test_lengths_are_those_that_the_checkpoint_lists(embedder: LLM):
                 embedder.embed("a", pooling_params=params, use_tqdm=False)
 
 
-def test_a_mean_pooled_checkpoint_gives_no_embedding(headed: MakeHeaded, tmp_path: Path):
-    path = tmp_path / "mean"
-    shutil.copytree(headed("mistral"), path)
-    llm = LLM(str(write(path, pooling={"pooling_mode_mean_tokens": True})), block_size=4)
+@pytest.fixture
+def averaging(headed: MakeHeaded, tmp_path: Path) -> Path:
+    """A checkpoint that pools the mean of all tokens."""
+    shutil.copytree(headed("mistral"), tmp_path / "mean")
+    return write(tmp_path / "mean", pooling={"pooling_mode_mean_tokens": True})
 
-    with pytest.raises(InvalidSamplingParams, match="last token"):
-        llm.embed("a", use_tqdm=False)
+
+def test_a_mean_is_of_all_hidden_states_and_reads_no_block(averaging: Path):
+    """Hidden states of a cached prefix are not kept; the explanation says why nothing hit."""
+    llm = LLM(str(averaging), dtype="float64", block_size=4)
+    model = reference(AutoModel, averaging)
+    with torch.inference_mode():
+        states = [model(torch.tensor([ids])).last_hidden_state[0] for ids in TOKENS]
+
+    for _ in range(2):  # the second time, the blocks of the first are there
+        outputs = llm.embed(TOKENS, pooling_params=PoolingParams(normalize=False), use_tqdm=False)
+        for output, rows in zip(outputs, states, strict=True):
+            expected = rows.mean(0).tolist()
+            assert output.outputs.embedding == pytest.approx(expected, abs=TOLERANCE)
+            assert output.num_cached_tokens == 0
+    assert "pooling='mean'" in str(llm.explain(outputs[0].request_id))
+    assert_idle(llm.engine)
+
+
+def test_a_mean_has_the_same_bits_however_its_prompt_is_cut(
+    averaging: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In chunks of four tokens, whole, beside others, and preempted in the middle."""
+    whole = LLM(str(averaging), block_size=16)
+    cut = LLM(str(averaging), block_size=16, max_num_batched_tokens=4, max_num_seqs=2)
+    prompt, *others = TOKENS
+    steps = itertools.count()
+
+    [expected] = whole.embed([prompt], use_tqdm=False)
+    beside = whole.embed([*others, prompt], use_tqdm=False)[-1]
+    [in_chunks] = cut.embed([prompt], use_tqdm=False)
+    plan, scheduler = cut.engine.scheduler.plan, cut.engine.scheduler
+
+    def interrupted(*arguments: Any):
+        if next(steps) == 3:
+            scheduler.preempt_all()
+        return plan(*arguments)
+
+    monkeypatch.setattr(scheduler, "plan", interrupted)
+    [preempted] = cut.embed([prompt], use_tqdm=False)
+
+    assert scheduler.stats.num_preemptions == 1
+    assert beside.outputs == in_chunks.outputs == preempted.outputs == expected.outputs
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ class Engine:
         )
         self.make_request, self.grammars = requests.make, requests.grammars
         self.params = requests.params
-        self.scorer = Scorer(self.loaded, config, self.max_model_len)
+        self.scorer = Scorer(self.loaded, config, self.max_model_len, self.prompts)
         self._clean_up_with(self.recorder.stop)
         self.kv_events = publish_kv_events(config, self.cache, self.loaded.device.type, clock)
         if self.kv_events is not None:

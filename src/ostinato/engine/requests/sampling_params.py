@@ -210,6 +210,14 @@ class SamplingParams(core.SamplingParams):
                 f"readout with n={self.n} and max_tokens={self.max_tokens}: it is read once, after "
                 "the prompt; set both to 1"
             )
+        if self.pooling not in ("last", "mean"):
+            raise InvalidSamplingParams(f"pooling={self.pooling!r:.80}: must be 'last' or 'mean'")
+        if self.pooling == "mean" and (self.readout != () or self.prompt_logprobs is not None):
+            raise InvalidSamplingParams(
+                f"pooling='mean' with readout={self.readout!r:.80} and "
+                f"prompt_logprobs={self.prompt_logprobs}: it is the mean of hidden states alone; "
+                "set readout=() and leave prompt_logprobs out"
+            )
         if self.drafts not in ("auto", "off"):
             raise InvalidSamplingParams(f"drafts={self.drafts!r:.80}: must be 'auto' or 'off'")
         if not isinstance(self.output_kind, RequestOutputKind):

@@ -18,6 +18,7 @@ Files in reading order:
 Rules:
 
 1. Every text is a request of its own, and shares its prefix as any other request does.
-2. What needs the hidden states of all tokens is refused: those of a cached prefix are not kept.
+2. What needs the hidden states of all tokens does not read the cache: those of a cached prefix are
+   not kept.
 3. Numbers are those of the request alone, whatever else ran beside it.
 """

@@ -9,17 +9,15 @@ choice; all of them read the prompt's keys and values::
 """
 
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ostinato.core.tokens import num_common_tokens
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
-from ostinato.engine.requests.request_validation import refuse_long_text, tokenize
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.errors import RequestError
-from ostinato.runner.model_loader import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +67,17 @@ class ChoiceOutput:
 def choice_prompt(
     prompt: Prompt,
     choice: str | Sequence[int],
-    loaded: LoadedModel,
-    max_model_len: int,
-    tokenizer: Any,
+    token_ids: Callable[[Prompt], "array[int]"],
 ) -> tuple[Prompt, SamplingParams]:
     """Return the request of a choice.
 
     Of two texts the whole is tokenized, as a model reads it; the choice begins where the tokens are
     no longer those of the prompt alone. Of token ids they are joined.
+
+    Args:
+        prompt: What precedes the choice.
+        choice: A text or token ids, as the prompt.
+        token_ids: Tokenizes a prompt, and places its images.
 
     Raises:
         RequestError: One is a text and the other is not, or the choice has no tokens.
@@ -85,13 +86,11 @@ def choice_prompt(
     is_text = isinstance(choice, str)
     if is_text is (prompt.text is None):
         raise RequestError("prompt and choices: give texts for all of them, or token ids for all")
-    before = tokenize(prompt, loaded, max_model_len, tokenizer)
+    before = token_ids(prompt)
     if isinstance(choice, str):
-        text = f"{prompt.text}{choice}"
-        refuse_long_text(text, max_model_len, tokenizer)
-        whole = tokenize(replace(prompt, text=text), loaded, max_model_len, tokenizer)
+        whole = token_ids(replace(prompt, text=f"{prompt.text}{choice}"))
     else:
-        whole = before + tokenize(replace(prompt, token_ids=choice), loaded, max_model_len)
+        whole = before + token_ids(replace(prompt, token_ids=choice, images=()))
     start = num_common_tokens(before.tobytes(), whole.tobytes())
     if start >= len(whole) or not start:
         raise RequestError(

@@ -3,7 +3,7 @@
 Read from the files of sentence-transformers, if there are any::
 
     modules.json                       Transformer, Pooling, perhaps Dense and Normalize
-    1_Pooling/config.json              which hidden states are pooled
+    1_Pooling/config.json              which hidden states are pooled: the last, or the mean of all
     config_sentence_transformers.json  prompts by name, such as "query"
 
 Without them the last token is pooled, and normalised.
@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
@@ -27,6 +27,8 @@ class Pooling:
     Attributes:
         refusal: Why there are no embeddings; empty if there are.
         is_embedder: Whether the checkpoint says that it is one.
+        mode: Which hidden states: that of the last token, or the mean of all. Those of a cached
+            prefix are not kept, so a mean does not read the cache.
         normalizes: Whether embeddings have length 1.
         dimensions: Lengths to which they may be cut (Matryoshka; arXiv 2205.13147); empty if the
             checkpoint names none.
@@ -35,6 +37,7 @@ class Pooling:
 
     refusal: str = ""
     is_embedder: bool = False
+    mode: Literal["last", "mean"] = "last"
     normalizes: bool = True
     dimensions: tuple[int, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -53,17 +56,27 @@ class Pooling:
         folders = [module.get("path", "") for module in modules if "Pooling" in str(module)]
         pooling = _read(path / (folders[0] if folders else "1_Pooling") / "config.json", dict)
         stated = _read(path / "config_sentence_transformers.json", dict).get("prompts") or {}
+        modes = _modes(pooling)
         sizes = getattr(config, "matryoshka_dimensions", None) or ()
         return cls(
-            _refusal(kinds, pooling),
+            _refusal(kinds, modes, pooling.get("include_prompt") is not False),
             is_embedder=bool(pooling),
+            mode="mean" if modes == ["mean"] else "last",
             normalizes="Normalize" in kinds or not modules,
             dimensions=tuple(map(int, sizes)),
             prompts={str(name): str(text) for name, text in stated.items()},
         )
 
 
-def _refusal(kinds: list[str], pooling: Mapping[str, Any]) -> str:
+def _modes(pooling: Mapping[str, Any]) -> list[str]:
+    """Return the names of what is pooled; empty without a file."""
+    modes = [name for name, is_on in pooling.items() if name.startswith("pooling_mode_") and is_on]
+    named = pooling.get("pooling_mode")
+    modes = [str(named)] if named else [name.removeprefix("pooling_mode_") for name in modes]
+    return [mode.removesuffix("_tokens").removesuffix("_token") for mode in modes]
+
+
+def _refusal(kinds: list[str], modes: list[str], includes_prompt: bool) -> str:
     """Return why embeddings cannot be given; empty if they can."""
     other = set(kinds) - {"Transformer", "Pooling", "Normalize"}
     if other:
@@ -71,16 +84,12 @@ def _refusal(kinds: list[str], pooling: Mapping[str, Any]) -> str:
             f"the checkpoint ends in {', '.join(sorted(other))} (modules.json), which is not "
             "served: use sentence-transformers"
         )
-    modes = [name for name, is_on in pooling.items() if name.startswith("pooling_mode_") and is_on]
-    named = pooling.get("pooling_mode")
-    modes = [str(named)] if named else [name.removeprefix("pooling_mode_") for name in modes]
-    modes = [mode.removesuffix("_tokens").removesuffix("_token") for mode in modes]
-    if modes in ([], ["lasttoken"]):
+    if modes in ([], ["lasttoken"]) or (modes == ["mean"] and includes_prompt):
         return ""
+    name = "+".join(modes) if includes_prompt else "mean without its prompt"
     return (
-        f"pooling={'+'.join(modes)!r} (1_Pooling/config.json) needs hidden states of all tokens, "
-        "and those of a cached prefix are not kept: take a checkpoint that pools the last token, "
-        "or use sentence-transformers"
+        f"pooling={name!r} (1_Pooling/config.json) is not served: take a checkpoint that pools the "
+        "last token or the mean of all, or use sentence-transformers"
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ostinato.engine.prompts.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.request_validation import tokenize
@@ -40,13 +41,20 @@ ScoredItem = Query | str | tuple[Query, str]
 class Scorer:
     """Embeds, scores and classifies with one engine; one thread at a time may call it."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, max_model_len: int) -> None:
-        """Take a model; its files are read at the first use.
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        max_model_len: int,
+        prompts: PromptTokenizer,
+    ) -> None:
+        """Take a model, whose files are read at the first use, and what places its images.
 
         Raises:
             ConfigError: ``score_template`` is neither a name nor a file of Jinja.
         """
         self._loaded, self._config, self._max_model_len = loaded, config, max_model_len
+        self._prompts = prompts
         name = config.score_template
         if name == "auto":
             name = "pair" if loaded.head.kind == "classes" else "qwen3"
@@ -93,7 +101,7 @@ class Scorer:
         if size is not None and (size > width or (sizes and size not in (*sizes, width))):
             limit = f"one of {', '.join(map(str, sizes))}" if sizes else f"at most {width}"
             raise InvalidSamplingParams(f"dimensions={size}: must be {limit} for this model")
-        return _reading(HIDDEN_STATE)
+        return replace(_reading(HIDDEN_STATE), pooling=self.pooling.mode)
 
     @property
     def width(self) -> int:
@@ -129,23 +137,30 @@ class Scorer:
         Raises:
             MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
             PromptTooLong: It is longer than the model takes, and is not to be cut.
-            RequestError: It has images.
+            RequestError: It has images, and the model takes none or is to cut them.
         """
-        _refuse_images(prompt)
         limit = params.max_tokens(self._max_model_len)
+        if limit is not None and prompt.images:
+            raise RequestError(
+                f"truncate_prompt_tokens={params.truncate_prompt_tokens}: a prompt with images is "
+                "not cut; leave it out"
+            )
         if prompt.token_ids is not None or limit is None:
-            tokenizer = None if prompt.text is None else self._tokenizer
-            ids = tokenize(prompt, self._loaded, self._max_model_len, tokenizer)
-            return replace(prompt, token_ids=ids[:limit], known=None)
+            return replace(prompt, token_ids=self._token_ids(prompt)[:limit], known=None)
         tokenizer = self._tokenizer
         ids = tokenizer(prompt.text, truncation=True, max_length=limit, verbose=False)["input_ids"]
         return replace(prompt, token_ids=ids, known=None)
 
     def choice(self, prompt: Prompt, choice: str | Sequence[int]) -> tuple[Prompt, SamplingParams]:
         """Return the request of a choice; raises as ``choices.choice_prompt``."""
-        _refuse_images(prompt)
+        return choice_prompt(prompt, choice, self._token_ids)
+
+    def _token_ids(self, prompt: Prompt) -> "array[int]":
+        """Return the token ids of a prompt, with all placeholders of its images."""
         tokenizer = None if prompt.text is None else self._tokenizer
-        return choice_prompt(prompt, choice, self._loaded, self._max_model_len, tokenizer)
+        spelled = self._prompts.with_placeholders(prompt)
+        ids = tokenize(spelled, self._loaded, self._max_model_len, tokenizer)
+        return self._prompts.placed(prompt, ids)[0]
 
     # --- classes ---
 
@@ -277,11 +292,6 @@ class Scorer:
                 f"{' and '.join(str(len(row)) for row in rows)} tokens"
             )
         return int(rows[0][0]), int(rows[1][0])
-
-
-def _refuse_images(prompt: Prompt) -> None:
-    if prompt.images:
-        raise RequestError("images are not embedded or scored: leave them out")
 
 
 def _reading(readout: tuple[int, ...]) -> SamplingParams:

@@ -107,7 +107,8 @@ class EngineSettings:
     limits every answer of a server."""
 
     dtype: DtypeName = _computing("auto")
-    """Dtype to compute in; ``auto`` is the checkpoint's."""
+    """Dtype to compute in; ``auto`` is the checkpoint's. GGUF files name none: they are computed in
+    ``float32``, and from 1 GiB on in ``bfloat16``."""
     kv_cache_dtype: KVDtypeName = _computing("auto", page="attention.md#keys-and-values-in-8-bits")
     """Format of cached keys and values; ``auto`` is the model's dtype, and ``int8`` keeps about 1.9
     times as many tokens as ``bfloat16`` in the same memory."""

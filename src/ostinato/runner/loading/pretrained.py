@@ -33,6 +33,10 @@ _TEXT_METHODS = (
 )
 """What turns text into tokens and back."""
 
+GGUF_BYTES_IN_BFLOAT16 = 2**30
+"""Bytes of a GGUF file from which ``auto`` is bfloat16: a step of a large model takes half as long,
+and keys and values half as much memory; a small one is quick in float32."""
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
@@ -74,10 +78,18 @@ def load_config(path: Path) -> PreTrainedConfig:
     return config
 
 
-def torch_dtype(name: DtypeName, config: PreTrainedConfig) -> torch.dtype:
-    """Return the dtype of a name; ``auto`` is the checkpoint's."""
+def torch_dtype(name: DtypeName, config: PreTrainedConfig, gguf_bytes: int = 0) -> torch.dtype:
+    """Return the dtype of a name; ``auto`` is the checkpoint's.
+
+    Args:
+        name: The setting ``dtype``.
+        config: The checkpoint's.
+        gguf_bytes: Bytes of a GGUF file in all its parts, which names no dtype; 0 for others.
+    """
     if name != "auto":
         return cast(torch.dtype, getattr(torch, name))
+    if gguf_bytes >= GGUF_BYTES_IN_BFLOAT16:
+        return torch.bfloat16
     stored = config.get_text_config().dtype or config.dtype
     return stored if isinstance(stored, torch.dtype) else torch.float32
 

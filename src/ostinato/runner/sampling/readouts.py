@@ -1,9 +1,15 @@
-"""Hidden states and logits that requests read, besides tokens."""
+"""Hidden states and logits that requests read, besides tokens.
+
+A mean is a sum that goes from step to step by way of the plan. Rows are added one by one in
+float64, so that it has the same bits however the prompt is cut into steps.
+"""
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ostinato.core.plan import SampledToken, SampleTask, StepPlan
@@ -16,11 +22,41 @@ HIDDEN_STATE: tuple[int, ...] = ()
 
 
 def reads_hidden(plan: StepPlan) -> bool:
-    """Return whether a sequence of a step reads its hidden state."""
+    """Return whether a sequence of a step reads hidden states."""
     return any(
-        sequence.sample is not None and sequence.sample.params.readout == HIDDEN_STATE
+        sequence.hidden_sum is not None
+        or (sequence.sample is not None and sequence.sample.params.readout == HIDDEN_STATE)
         for sequence in plan.sequences
     )
+
+
+def hidden_sums(
+    plan: StepPlan, rows: Sequence[range], hidden: HiddenRows | None
+) -> dict[int, "array[float]"]:
+    """Return the sums of sequences whose mean is read, by their place in the plan.
+
+    Args:
+        plan: The step.
+        rows: The range of logit rows of each sequence's prompt.
+        hidden: Of all rows with logits; None if no sequence reads them.
+    """
+    sums = {}
+    for index, sequence in enumerate(plan.sequences):
+        if sequence.hidden_sum is not None and hidden is not None:
+            added = hidden.rows[rows[index].start : rows[index].stop].double().cpu().numpy()
+            total = np.array(sequence.hidden_sum or [0.0] * added.shape[1])
+            for row in added:
+                total += row
+            sums[index] = array("d", total.tobytes())
+    return sums
+
+
+def with_mean(
+    tokens: tuple[SampledToken, ...], total: "array[float]", count: int
+) -> tuple[SampledToken, ...]:
+    """Return a sampled token with the mean of ``count`` hidden states; one that failed as it is."""
+    mean = torch.tensor(total, dtype=torch.float64) / count
+    return tuple(token if token.error else _with_numbers(token, mean) for token in tokens)
 
 
 def read_rows(

@@ -5,7 +5,8 @@
     weights.bin    tensors side by side, each at a multiple of 4,096 bytes
     index.json     {"sha256": of the text, "text": places, dtypes, shapes, checksums, ...}
 
-A checksum is a CRC-32 of the tensor's bytes, computed while it is written.
+A checksum is a CRC-32 of the tensor's bytes, computed of what was written before the entry is
+published: not while a user waits for the weights.
 """
 
 import hashlib
@@ -27,7 +28,6 @@ from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, PartialFolder, m
 logger = logging.getLogger("ostinato")
 
 _ALIGNMENT = 4096
-_PIECE_BYTES = 2**24
 _LARGE_BYTES = 2**28
 
 Record = dict[str, Any]
@@ -74,17 +74,12 @@ class EntryWriter:
         if start + len(content) > self._max_bytes:
             raise OSError(f"packed weights take more than {self._max_bytes:,} bytes")
         self._file.seek(start)
-        checksum = 0
-        for first in range(0, len(content), _PIECE_BYTES):
-            piece = content[first : first + _PIECE_BYTES]
-            checksum = zlib.crc32(piece, checksum)
-            self._file.write(piece)
+        self._file.write(content)
         self._file.flush()
         record = {
             "start": start,
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "shape": list(tensor.shape),
-            "crc32": checksum,
         }
         self._tensors[name] = record
         return _mapped(self._path, record)
@@ -114,6 +109,8 @@ class EntryWriter:
     def _publish(self, key: str) -> None:
         os.fsync(self._file.fileno())  # or a crash could leave a file of zeros
         self._file.close()
+        for record in self._tensors.values():
+            record["crc32"] = _checksum(self._path, record)
         content = {"tensors": self._tensors, "file": _facts(self._path), **self.index}
         text = json.dumps(content)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -185,8 +182,12 @@ class Entry:
         if self._path.stat().st_size != self.num_bytes:
             raise ValueError(f"{WEIGHTS} has not the size that was written")
         for name, record in self._tensors.items():
-            if zlib.crc32(_bytes_of(_mapped(self._path, record))) != record["crc32"]:
+            if _checksum(self._path, record) != record["crc32"]:
                 raise ValueError(f"{name} is damaged")
+
+
+def _checksum(path: Path, record: Record) -> int:
+    return zlib.crc32(_bytes_of(_mapped(path, record)))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -6,16 +6,21 @@ import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.protocol.body import MOST_MESSAGES, Items
+from ostinato.protocol.chat import ChatMessage, TemplateFields
 from ostinato.protocol.completions import PromptBody, each_prompt
+from ostinato.protocol.conversation import ToolUse
 from ostinato.protocol.dialects import EMBEDDINGS
-from ostinato.protocol.sampling import ShortText
+from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
+from ostinato.protocol.tools import tool_use
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.middleware.fields import DialectRoute
 from ostinato.server.scoring import ACTIVATION, ScoringCall, ScoringFields, answer
@@ -24,22 +29,44 @@ from ostinato.server.state import StateDep
 router = APIRouter(tags=["scoring"], route_class=DialectRoute)
 
 
-class InputFields(ScoringFields):
-    """One text or several."""
+class InputFields(TemplateFields, ScoringFields):
+    """One text or several, or a conversation."""
 
     dialect = EMBEDDINGS
 
-    input: PromptBody = Field(description="A text, token ids, or a list of either.")
+    input: PromptBody | None = Field(
+        default=None, description="A text, token ids, or a list of either."
+    )
+    messages: Items[ChatMessage] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MOST_MESSAGES,
+        description="A conversation in place of input, also with images; it is one text.",
+    )
+    add_generation_prompt: bool = Field(default=False, description="Open the assistant's turn.")
+    keep_tokens: bool = KEEP_TOKENS
 
-    @property
-    def inputs(self) -> list[str | list[int]]:
-        """All texts."""
-        return each_prompt(self.input)
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.input is None) == (self.messages is None):
+            raise ValueError("give one of input and messages")
+        return self
 
     @property
     def texts_by_field(self) -> dict[str, Sequence[str | list[int]]]:
         """All texts, by the field that gave them."""
-        return {"input": self.inputs}
+        return {} if self.input is None else {"input": each_prompt(self.input)}
+
+    def tool_use(self) -> ToolUse:
+        """Return the tools that the prompt describes: none."""
+        return tool_use([], None, True)
+
+    async def prompts(self, call: ScoringCall, preface: str = "") -> list[Prompt]:
+        """Return the prompts to pool; ``preface`` precedes each that is a text."""
+        if self.messages is not None:
+            return [await call.conversation(self, self.messages)]
+        texts = each_prompt(self.input or "")
+        return [call.prompt_of(preface + text if isinstance(text, str) else text) for text in texts]
 
 
 class EmbeddingBody(InputFields):
@@ -81,10 +108,8 @@ async def _embedded(call: ScoringCall, body: EmbeddingBody) -> str:
     """Return the response; each embedding is written by itself, so that others are not held up."""
     scorer, params = call.scorer, call.params
     sampling, preface = scorer.embedding_params(params), scorer.named_prompt(body.prompt_name)
-    texts = [preface + text if isinstance(text, str) else text for text in body.inputs]
-    outputs = await call.run(
-        lambda text: (scorer.cut(call.prompt_of(text), params), sampling), texts
-    )
+    prompts = await body.prompts(call, preface)
+    outputs = await call.run(lambda prompt: (scorer.cut(prompt, params), sampling), prompts)
     entries = []
     for index, output in enumerate(outputs):
         vector = _encoded(scorer.embedding(output, params), body.encoding_format)
@@ -112,9 +137,8 @@ async def classify(
 async def _classified(call: ScoringCall, body: ClassifyBody) -> dict[str, Any]:
     scorer, params = call.scorer, call.params
     sampling = scorer.class_params()
-    outputs = await call.run(
-        lambda text: (scorer.cut(call.prompt_of(text), params), sampling), body.inputs
-    )
+    prompts = await body.prompts(call)
+    outputs = await call.run(lambda prompt: (scorer.cut(prompt, params), sampling), prompts)
     classes = [scorer.classes(output, params) for output in outputs]
     data = [
         {"index": index, **asdict(each), "num_classes": each.num_classes}

@@ -82,6 +82,8 @@ class ServerMetrics(Observer, Collector):
         self._requests = figures.REQUESTS.registered(registry)
         self._refused = figures.REFUSED.registered(registry)
         self._generated = figures.GENERATED.registered(registry)
+        self._beams = figures.BEAMS.registered(registry)
+        self._routes = figures.ROUTES.registered(registry)
         self._ignored_fields = figures.IGNORED_FIELDS.registered(registry)
         self._set_aside = figures.SET_ASIDE.registered(registry)
         self._late_rules = figures.LATE_RULES.registered(registry)
@@ -133,6 +135,10 @@ class ServerMetrics(Observer, Collector):
             self._gaps.observe(gap_s)
         self._generated.inc(record.num_generated)
         if record.output is not None:
+            self._beams.inc(record.output.num_beam_tokens)
+            tokens = PromptTokens.of(record.output)
+            self._routes.labels(record.call.endpoint, "hit").inc(tokens.hit)
+            self._routes.labels(record.call.endpoint, "miss").inc(tokens.computed)
             total_s = record.output.timings.total_time
             if total_s is not None:
                 self._duration.observe(total_s)

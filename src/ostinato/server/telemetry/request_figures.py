@@ -20,6 +20,10 @@ REFUSED = counter("refused_requests",
     "Requests refused at admission, by status: 429 for a full queue or a limit.",
     labels=("status",))
 GENERATED = counter("generated_tokens", "Tokens generated for requests that ended.")
+BEAMS = counter("beam_tokens", "Those of them that beams were computed for, whichever won.")
+ROUTES = counter("route_prompt_tokens",
+    "Prompt tokens of requests that ended that hit the cache, or missed it, by route: of scores, "
+    "embeddings and choices each text.", labels=("route", "result"))
 IGNORED_FIELDS = counter("ignored_fields",
     "Fields of requests that this server does not know, and "
     "[tools left out of prompts](agents.md#fields).", labels=("path",))
@@ -49,8 +53,8 @@ TENANTS = counter("tenant_prompt_tokens",
     labels=("tenant", "result"))
 
 FIGURES = (
-    REQUESTS, REFUSED, GENERATED, IGNORED_FIELDS, SET_ASIDE, LATE_RULES, FIRST_TOKEN, OUTPUT_GAPS,
-    QUEUE, DURATION, HTTP, HTTP_TIME, BUILD, TENANTS,
+    REQUESTS, REFUSED, GENERATED, BEAMS, ROUTES, IGNORED_FIELDS, SET_ASIDE, LATE_RULES,
+    FIRST_TOKEN, OUTPUT_GAPS, QUEUE, DURATION, HTTP, HTTP_TIME, BUILD, TENANTS,
 )
 # fmt: on
 """All of them, in the order of the docs."""
