@@ -57,11 +57,12 @@ class Scene:
 
 @dataclass
 class Figures:
-    """What a column measured: seconds, and bytes."""
+    """What a column measured: seconds, tokens a second after the first, and bytes."""
 
     starts: list[float] = field(default_factory=list)
     first_tokens: list[float] = field(default_factory=list)
     turns: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
     after_restart: float = 0.0
     own: int = 0
     total: int = 0
@@ -191,6 +192,7 @@ def measure(engine: Ours | LlamaCpp, scene: Scene, say: Callable[[str], None]) -
                 first, whole = first_token(http, engine, text, scene.answer)
                 figures.first_tokens.append(first)
                 figures.turns.append(whole)
+                figures.rates.append((scene.answer - 1) / (whole - first))
                 say(f"turn {turn}: {len(text):,} tokens, first {first:.2f} s, all {whole:.2f} s")
                 text += rng.choices(VOCABULARY, k=scene.turn)
             engine.leave(http)
@@ -206,6 +208,7 @@ def table(columns: dict[str, Figures]) -> str:
         "first token of the long prompt, s": lambda f: f"{f.first_tokens[0]:.1f}",
         "first token of a turn, median, s": lambda f: f"{median(f.first_tokens[1:]):.2f}",
         "first token of the turn after the restart, s": lambda f: f"{f.after_restart:.2f}",
+        "answers after that, median, tokens/s": lambda f: f"{median(f.rates):.1f}",
         "all turns, s": lambda f: f"{sum(f.turns):.1f}",
         "turns but for the long prompt, s": lambda f: f"{sum(f.turns[1:]):.1f}",
         "peak memory, its own, GiB": lambda f: f"{f.own / _GIB:.2f}",

@@ -8,6 +8,8 @@ Files in reading order:
 * ``inputs``: turns a plan into input tensors
 * ``states/``: layers with a state: Mamba, linear attention
 * ``attention/``: attention over scattered blocks, one file per backend
+* ``gpu/``: attention for GPUs, in Triton
+* ``attention_choice``: chooses the native library, Triton or plain torch
 * ``adapters/``: LoRA adapters: files, weights, and their products
 * ``heads``: what the last layer gives: a vocabulary, classes, or nothing
 * ``model_call``: calls a model

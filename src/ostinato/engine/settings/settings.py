@@ -115,7 +115,7 @@ class EngineSettings:
     device: str = _computing("cpu", hint="'cpu' is always there")
     """Device to compute on, as in torch."""
     attention: AttentionName = _computing("auto", page="attention.md")
-    """Attention backend; ``auto`` prefers the native library."""
+    """Attention backend; ``auto`` prefers the native library, and ``triton`` on a GPU."""
     forward: ForwardName = _computing("auto", page="forward.md")
     """How steps are computed on a CPU: ``auto`` packs weights and fuses the operations between
     products where the result is the same, ``packed`` only packs, ``plain`` does neither."""

@@ -16,7 +16,7 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT, split_pools, split_states
-from ostinato.runner.attention.choice import (
+from ostinato.runner.attention_choice import (
     AttentionCase,
     check_attention_setting,
     choose_attention,
@@ -66,7 +66,7 @@ def set_up(config: EngineConfig) -> Setup:
         ConfigError: A setting cannot be met.
         ModelError: The model cannot be served.
     """
-    check_attention_setting(config.attention)
+    check_attention_setting(config.attention, config.device)
     other_tokenizer = _read_tokenizer(config)
     loaded = load_model(
         config.model,
