@@ -3,7 +3,7 @@
 ::
 
     python -m benchmarks.start FOLDER --shape qwen3-4b --gguf Q4_0
-    python -m benchmarks.start model.gguf --dtype bfloat16 --tokens 1024
+    python -m benchmarks.start model.gguf --tokens 1024
 
 Each start is a process of its own, from the import to the first token, with a cache folder that is
 empty the first time. Processor time is that of all threads: on a busy machine it is the one to
@@ -53,7 +53,7 @@ def measure(arguments: list[str], cache: Path) -> dict[str, Any]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         own = total = 0
         while process.poll() is None:
-            now = _memory(process.pid)
+            now = memory_of(process.pid)
             own, total = max(own, now.get("RssAnon", 0)), max(total, now.get("VmHWM", 0))
             time.sleep(_SECONDS_PER_SAMPLE)
         assert process.stdout is not None
@@ -61,7 +61,8 @@ def measure(arguments: list[str], cache: Path) -> dict[str, Any]:
     return {**result, "own": own, "total": total}
 
 
-def _memory(pid: int) -> dict[str, int]:
+def memory_of(pid: int) -> dict[str, int]:
+    """Return what the kernel counts for a process, in bytes by name; nothing if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -96,9 +97,10 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="a model, or a folder to make one in")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--gguf", choices=GGUF_TYPES)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization")
     parser.add_argument("--tokens", type=int, default=1024, help="of keys and values")
+    parser.add_argument("--keep", type=Path, help="cache folder that is left, empty at first")
     parser.add_argument("--once", action="store_true", help="start in this process")
     options = parser.parse_args()
     model = options.model
@@ -113,7 +115,7 @@ def main() -> None:
     if options.quantization is not None:
         arguments += ["--quantization", options.quantization]
     with tempfile.TemporaryDirectory(dir=model.parent) as cache:
-        first, second = (measure(arguments, Path(cache)) for _ in range(2))
+        first, second = (measure(arguments, options.keep or Path(cache)) for _ in range(2))
     print(table(first, second))
     assert first["token"] == second["token"], "both starts give the same token"
     return None

@@ -11,7 +11,12 @@ from safetensors.torch import load_file, save_file
 from ostinato.runner import model_loader
 from ostinato.runner.attention.registration import register
 from ostinato.runner.loading.model_support import check_attention_interface
-from ostinato.runner.loading.skeleton import build_skeleton, cut_to_trial, trial_layers
+from ostinato.runner.loading.skeleton import (
+    build_skeleton,
+    cut_to_trial,
+    trial_config,
+    trial_layers,
+)
 from ostinato.runner.loading.streamed import stream_model
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.probe import observe_without_weights
@@ -27,7 +32,7 @@ STREAMED: dict[str, dict[str, Any]] = {
     "phi3": {},
     "granite": {},
     "glm": {},
-    "qwen3_moe": {},
+    "qwen3_moe": {"num_experts": 40},
 }
 
 
@@ -115,6 +120,25 @@ def test_so_are_models_that_are_not_fused(
 
     monkeypatch.setattr(model_loader, "read_whole", None)
     same(load_model(path, dtype, forward=forward), whole)
+
+
+@pytest.mark.parametrize(
+    ("family", "experts", "kept"),
+    [
+        ("qwen3_moe", {"num_experts": 128, "num_experts_per_tok": 8}, 16),
+        ("qwen3_moe", {"num_experts": 128, "num_experts_per_tok": 20}, 40),
+        ("mixtral", {"num_local_experts": 8}, 8),
+        ("deepseek_v3", {"n_routed_experts": 64, "n_group": 8}, 64),
+    ],
+)
+def test_a_trial_has_few_experts_unless_they_are_in_groups(
+    family: str, experts: dict[str, Any], kept: int
+):
+    config = make_config(family, **experts)
+    name, count = next(iter(experts.items()))
+
+    assert getattr(trial_config(config), name) == kept
+    assert getattr(config, name) == count, "the model keeps all of them"
 
 
 def test_a_trial_has_the_first_layer_of_each_kind():

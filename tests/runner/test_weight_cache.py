@@ -125,13 +125,19 @@ def test_so_is_that_of_a_gguf_file(
 
 MODULES_ARE_NEEDED = {
     "gemma2": {},  # scales its embeddings
-    "qwen3_moe": {},  # experts are called
+    "qwen2_moe": {},  # shared experts are called
 }
 
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("llama", {}), ("qwen2", {"quantization": "int8"}), ("qwen3", {"quantization": "w4a8"})],
+    [
+        ("llama", {}),
+        ("qwen2", {"quantization": "int8"}),
+        ("qwen3", {"quantization": "w4a8"}),
+        ("qwen3_moe", {}),
+        ("qwen3_moe", {"quantization": "int4"}),
+    ],
 )
 def test_steps_of_a_second_start_need_no_modules(
     family: str,
@@ -177,12 +183,14 @@ def test_nothing_is_kept_of_a_model_that_is_read_as_a_whole(
     assert entries() == [] and "packed again" not in caplog.text
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_a_model_that_is_built_later_shares_its_weights_with_the_steps(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
     """Its entry may be gone by then, hooks see what is looked up, and new weights count."""
-    first = load_model(llama, "bfloat16")
-    restored = second(llama, monkeypatch, dtype="bfloat16")
+    path = checkpoints.path(family)
+    first = load_model(path, "bfloat16")
+    restored = second(path, monkeypatch, dtype="bfloat16")
     folder.clean()
     seen: list[int] = []
 

@@ -1,19 +1,23 @@
 """The fused forward, the packed modules and the plain ones agree; what is unlike falls back."""
 
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from ostinato import LLM, SamplingParams
 from ostinato.runner.forward import packing, structure
+from ostinato.runner.forward.decoder import Mixture
 from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.forward.stand_ins import Unknown, check_mixture
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import PackedWeight
 from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
-from tests.support.checkpoints import Checkpoints
+from tests.support.checkpoints import Checkpoints, make_config
 from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library here")
@@ -106,10 +110,57 @@ def test_a_model_of_another_build_runs_its_own_modules_and_it_is_said(
     assert difference(in_steps(loaded, prompt), expected) <= 1e-3
 
 
-def test_a_mixture_is_called_and_it_is_said(checkpoints: Checkpoints):
-    loaded = load_model(checkpoints.path("qwen3_moe"), "float32")
-    assert loaded.fused is not None
-    assert "mlp is called (no operation for Qwen3MoeSparseMoeBlock)" in loaded.forward.reason
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss"])
+def test_a_mixture_is_an_operation(checkpoints: Checkpoints, family: str):
+    """A router and its experts, and nothing beside them: no module of the model is called."""
+    loaded = load_model(checkpoints.path(family), "bfloat16")
+    assert loaded.fused is not None and loaded.forward.reason == ""
+    assert loaded.fused.promises_bits
+    assert any(isinstance(part, Mixture) for part in loaded.fused.decoder.parts())
+
+
+def test_a_mixture_with_shared_experts_is_called_and_it_is_said(checkpoints: Checkpoints):
+    loaded = load_model(checkpoints.path("qwen2_moe"), "float32")
+    assert loaded.fused is not None and not loaded.fused.promises_bits
+    reason = "mlp is called (Qwen2MoeSparseMoeBlock computes more than its experts do)"
+    assert reason in loaded.forward.reason
+
+
+class ScaledBlock(Qwen3MoeSparseMoeBlock):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, super().forward(hidden_states) * 2)
+
+
+class RoundingBlock(Qwen3MoeSparseMoeBlock):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        rows = hidden_states.flatten(0, 1)
+        _, weights, chosen = self.gate(rows)
+        return cast(torch.Tensor, self.experts(rows, chosen, weights.half()))
+
+
+class ShiftedBlock(Qwen3MoeSparseMoeBlock):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, super().forward(hidden_states + 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Qwen3MoeSparseMoeBlock, None),
+        (ScaledBlock, "computes more than its experts do"),
+        (RoundingBlock, "changes what its router chose"),
+        (ShiftedBlock, "gives its router more than rows"),
+    ],
+)
+def test_what_a_block_does_beside_its_experts_is_noticed(
+    kind: type[Qwen3MoeSparseMoeBlock], reason: str | None
+):
+    """The block has no weights yet: its router and experts are stand-ins."""
+    with torch.device("meta"):
+        block = kind(make_config("qwen3_moe"))
+
+    with nullcontext() if reason is None else pytest.raises(Unknown, match=reason):
+        check_mixture(block, "gate", "experts", 2, torch.bfloat16)
 
 
 def test_what_is_called_has_packed_weights_too(checkpoints: Checkpoints):

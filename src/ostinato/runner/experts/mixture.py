@@ -1,7 +1,8 @@
 """The experts of a layer as own products, in place of those of ``transformers``."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ostinato.runner.experts.families import CLAMPED, activation_of
-from ostinato.runner.experts.routers import PackedRouter, family_of
+from ostinato.runner.experts.routers import PackedRouter, Routing, family_of
 from ostinato.runner.experts.stack import ExpertStack, stacks_of
 from ostinato.runner.native.ctypes_api import DTYPES, floats, int32s, pointers
 from ostinato.runner.native.packed import (
@@ -41,6 +42,35 @@ class ExpertsRecord(ctypes.Structure):
     )
 
 
+def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
+    """Return a weight without storage."""
+    return nn.Parameter(torch.empty(*shape, dtype=dtype, device="meta"), requires_grad=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """What is between the two products of experts.
+
+    Attributes:
+        activation: ``ost_activation``.
+        alpha: Its factor, if it is clamped.
+        limit: Where it is clamped.
+    """
+
+    activation: int
+    alpha: float = 1.0
+    limit: float = 0.0
+
+    @classmethod
+    def of(cls, experts: nn.Module) -> "Gating":
+        """Read it from experts of ``transformers`` that are packed."""
+        activation, own = activation_of(experts), cast(Any, experts)
+        assert activation is not None, "unknown experts stay as they are"
+        if activation == CLAMPED:
+            return cls(activation, own.alpha, own.limit)
+        return cls(activation)
+
+
 class PackedPart:
     """One packed weight of all experts.
 
@@ -53,9 +83,7 @@ class PackedPart:
         """Free the plain weight."""
         self.stack, self.packed = stack, packed
         self.shape, self.dtype = stack.weight.shape, packed.dtype
-        stack.weight = nn.Parameter(
-            torch.empty(self.shape, dtype=packed.dtype, device="meta"), requires_grad=False
-        )
+        stack.weight = empty_weight(stack.weight.shape, packed.dtype)
 
     def plain(self) -> Tensor:
         """Return a copy of the weight in the layout of the model."""
@@ -81,29 +109,36 @@ class PackedExperts(nn.Module):
     """Takes the place of the experts of ``transformers``, as ``PackedLinear`` that of a layer.
 
     Attributes:
-        origin: The module that it replaces, without its weights, in a tuple.
         parts: The packed weights by name.
+        gating: What is between their products.
+        origin: The module that it replaces, without its weights, in a tuple; or nothing.
     """
 
-    def __init__(self, experts: nn.Module, pack: Callable[[ExpertStack], PackedWeight]) -> None:
-        """Pack the weights, and free the plain ones."""
+    def __init__(
+        self,
+        parts: Mapping[str, PackedPart],
+        biases: Mapping[str, nn.Parameter | None],
+        gating: Gating,
+        origin: tuple[nn.Module, ...] = (),
+    ) -> None:
+        """Compute with packed weights and with biases by the names of the weights."""
         super().__init__()
-        activation = activation_of(experts)
-        assert activation is not None, "unknown experts stay as they are"
-        own = cast(Any, experts)
-        self.activation = activation
-        is_clamped = activation == CLAMPED
-        self.alpha: float = own.alpha if is_clamped else 1.0
-        self.limit: float = own.limit if is_clamped else 0.0
-        self.origin = (experts,)
-        self.parts: dict[str, PackedPart] = {}
-        for name, stack in zip(NAMES, stacks_of(experts), strict=True):
-            self.parts[name] = part = PackedPart(stack, pack(stack))
-            experts._parameters[name] = part.stack.weight
-            bias = own._parameters.get(f"{name}_bias") if own.has_bias else None
-            self.register_parameter(f"{name}_bias", bias)
+        self.parts, self.gating, self.origin = parts, gating, origin
+        for name in NAMES:
+            self.register_parameter(f"{name}_bias", biases[name])
         self.sync()
         self.eval()
+
+    @classmethod
+    def of(cls, experts: nn.Module, pack: Callable[[ExpertStack], PackedWeight]) -> "PackedExperts":
+        """Pack the weights of experts of ``transformers``, and free the plain ones."""
+        gating, parts = Gating.of(experts), dict[str, PackedPart]()
+        own, biases = cast(Any, experts), dict[str, nn.Parameter | None]()
+        for name, stack in zip(NAMES, stacks_of(experts), strict=True):
+            parts[name] = part = PackedPart(stack, pack(stack))
+            experts._parameters[name] = part.stack.weight
+            biases[name] = own._parameters.get(f"{name}_bias") if own.has_bias else None
+        return cls(parts, biases, gating, (experts,))
 
     def sync(self) -> None:
         """Arrange the biases again, after they were replaced."""
@@ -154,9 +189,9 @@ class PackedExperts(nn.Module):
             num_rows,
             num_experts,
             top_k,
-            self.activation,
-            self.alpha,
-            self.limit,
+            self.gating.activation,
+            self.gating.alpha,
+            self.gating.limit,
             torch.get_num_threads(),
         )
         required_library().ost_run_experts(ctypes.byref(record))
@@ -246,10 +281,10 @@ def pack_mixtures(model: nn.Module, pack: Callable[[ExpertStack], PackedWeight])
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if is_experts(child) and why_unpacked_experts(child) is None:
-                setattr(parent, name, PackedExperts(child, pack))
+                setattr(parent, name, PackedExperts.of(child, pack))
                 num_packed += 1
             elif (family := family_of(child)) is not None:
-                setattr(parent, name, PackedRouter(child, family))
+                setattr(parent, name, PackedRouter(child, Routing.of(child, family)))
     return num_packed
 
 

@@ -111,19 +111,20 @@ class PackedRouter(nn.Module):
     """Takes the place of a router of ``transformers``.
 
     Attributes:
-        origin: The router that it replaces, whose parameters and buffers it shares, in a tuple.
+        origin: The module whose parameters and buffers it shares, in a tuple.
+        routing: How it chooses.
     """
 
-    def __init__(self, router: nn.Module, family: RouterFamily) -> None:
-        """Pack the weight; the plain one stays."""
+    def __init__(self, router: nn.Module, routing: Routing) -> None:
+        """Pack the weight of a router, or of a module that has its parameters; it stays plain."""
         super().__init__()
         self._parameters = router._parameters
         self._buffers = router._buffers
         self._modules = router._modules
         self.origin = (router,)
-        self.routing = Routing.of(router, family)
+        self.routing = routing
         weight = cast(Tensor, self.weight).detach()
-        self._packed = PackedWeight([weight.float() if family.is_float32 else weight])
+        self._packed = PackedWeight([weight.float() if routing.family.is_float32 else weight])
         self.eval()
 
     def sync(self) -> None:

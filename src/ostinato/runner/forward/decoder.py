@@ -8,6 +8,7 @@
     branch   stream ─► norm ─► part ─► norm ─► * scale ─► + stream      (either norm may be missing)
     part     attention      project ─► heads: norms, RoPE ─► attend ─► combine
              feed-forward   gate, up ─► activation(gate) * up ─► down   (or without ups)
+             mixture        router ─► few of many experts for each row
              call           a module of ``transformers``, called as one operation
 
 ``structure`` describes a model so, ``select_forward`` compares the results.
@@ -22,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.experts.mixture import PackedExperts
+from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Embedding
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -126,7 +129,37 @@ class Call:
     reason: str
 
 
-Part = Attention | FeedForward | Call
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Experts of which a router chooses a few for each row.
+
+    Attributes:
+        block: The module that has both; they are there packed when a step is computed.
+        router: The router's name in it.
+        experts: That of the experts.
+    """
+
+    block: nn.Module
+    router: str
+    experts: str
+
+    @property
+    def packed_router(self) -> PackedRouter:
+        """Chooses experts."""
+        return cast(PackedRouter, self.block.get_submodule(self.router))
+
+    @property
+    def packed_experts(self) -> PackedExperts:
+        """Computes rows."""
+        return cast(PackedExperts, self.block.get_submodule(self.experts))
+
+    def compute(self, rows: Tensor) -> Tensor:
+        """Return the weighted sums of the experts of rows, of the same shape."""
+        _, weights, chosen = self.packed_router(rows)
+        return self.packed_experts.compute(rows, chosen, weights)
+
+
+Part = Attention | FeedForward | Mixture | Call
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ milliseconds for each kind of module.
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, cast
@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.registration import STEP_KEYWORD
+from ostinato.runner.experts.stack import stacks_of
 from ostinato.runner.forward.embedding_and_rope import AngleLayout
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm, Rope, RopeKind
 
@@ -177,6 +178,39 @@ def activation_of(
     raise Unknown(f"its activation is {_activation_name(mlp)}")
 
 
+def check_mixture(
+    block: nn.Module, router: str, experts: str, num_chosen: int, dtype: torch.dtype
+) -> None:
+    """Check that a block gives what its experts make of what its router chose, and no more.
+
+    Args:
+        block: The module that has both.
+        router: The router's name in it.
+        experts: That of the experts.
+        num_chosen: Experts of a row.
+        dtype: The model's.
+
+    Raises:
+        Unknown: It computes something else.
+    """
+    random = torch.Generator().manual_seed(0)
+    width = stacks_of(block.get_submodule(experts))[0].in_features
+    rows, sums = (_random((_NUM_ROWS, width), dtype, random) for _ in range(2))
+    weights = _random((_NUM_ROWS, num_chosen), torch.float32, random)
+    chosen = torch.arange(num_chosen).repeat(_NUM_ROWS, 1)
+    choosing = _Answering((torch.zeros(_NUM_ROWS, num_chosen), weights, chosen))
+    computing = _Answering(sums)
+    result = _call_twin(block, {router: choosing, experts: computing}, rows[None], {})
+    given = result[0] if isinstance(result, tuple) else result
+    name = type(block).__name__
+    if not _are_equal(choosing.inputs, (rows,)):
+        raise Unknown(f"{name} gives its router more than rows")
+    if not _are_equal((given,), (sums,)):
+        raise Unknown(f"{name} computes more than its experts do")
+    if not _are_equal(computing.inputs, (rows, chosen, weights)):
+        raise Unknown(f"{name} changes what its router chose")
+
+
 def call_keywords(
     module: nn.Module,
     step: object,
@@ -210,6 +244,18 @@ class _Fixed(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         self.input = rows
         return self.output
+
+
+class _Answering(nn.Module):
+    """In place of a router or of experts: one answer, and what it was asked."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer, self.inputs = answer, cast(tuple[Tensor, ...], ())
+
+    def forward(self, *inputs: Tensor) -> Any:
+        self.inputs = inputs
+        return self.answer
 
 
 class _Attending:
@@ -384,10 +430,10 @@ def _stand_in(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module
 
 def _call_twin(
     module: nn.Module, children: Mapping[str, nn.Module], rows: Tensor, keywords: dict[str, Any]
-) -> None:
+) -> Any:
     try:
         with torch.no_grad():
-            _stand_in(module, children)(rows, **keywords)
+            return _stand_in(module, children)(rows, **keywords)
     except Exception as error:  # code of any model
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise Unknown(f"{type(module).__name__} has operations of its own ({reason})") from error
@@ -399,6 +445,14 @@ def _random(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator)
 
 def _data(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.detach()
+
+
+def _are_equal(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Return whether tensors have the same dtypes and numbers, in any shape."""
+    return len(actual) == len(expected) and all(
+        one.dtype == other.dtype and torch.equal(one.flatten(), other.flatten())
+        for one, other in zip(actual, expected, strict=True)
+    )
 
 
 def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:

@@ -33,6 +33,7 @@ from ostinato.runner.forward.decoder import (
     Decoder,
     DecoderLayer,
     FeedForward,
+    Mixture,
     Part,
     Projection,
 )
@@ -90,10 +91,12 @@ class StepOperations:
         self._width = decoder.head.weight.num_columns
         self._pending: list[_Addend] = []
         self._on_logit_rows = False
-        mixing = [p for p in decoder.parts() if not isinstance(p, FeedForward)]
-        self._last_mixing = next(
-            (p for p in reversed(mixing) if isinstance(p, Attention) or p.mixes), None
-        )
+        mixing = [
+            part
+            for part in decoder.parts()
+            if isinstance(part, Attention) or (isinstance(part, Call) and part.mixes)
+        ]
+        self._last_mixing = mixing[-1] if mixing else None
         self._stream = arena.first_chunk("stream", self._width)
         self.operations = list(self._operations())
 
@@ -119,7 +122,7 @@ class StepOperations:
         for place, branch in enumerate(layer.branches):
             name = f"added {place}"
             norms = self._only_normed if layer.is_parallel and place else self._normed
-            inputs = yield from norms(branch.norm, isinstance(branch.part, Call))
+            inputs = yield from norms(branch.norm, isinstance(branch.part, Call | Mixture))
             rows = yield from self._part(layer, branch.part, inputs, name)
             (held if layer.is_parallel else self._pending).append(_Addend(rows, branch))
         self._pending += held
@@ -154,6 +157,8 @@ class StepOperations:
         for_all = layer.is_parallel  # what is held while other branches are computed
         if isinstance(part, FeedForward):
             return (yield from self._feed_forward(part, inputs, name, for_all))
+        if isinstance(part, Mixture):
+            return (yield from self._mixture(part, inputs, name))
         if isinstance(part, Attention):
             mixed = yield from self._attention(layer.index, part, inputs)
         else:
@@ -176,6 +181,16 @@ class StepOperations:
                 yield self._at(self._updates(part.gate_up, inputs, gate_up))
             yield self._at(opened)
         return (yield from self._product(part.down, gated, name, for_all))
+
+    def _mixture(self, part: Mixture, inputs: Tensor, name: str) -> Output:
+        """Yield the experts; ``inputs`` are the first chunk of a buffer for all rows."""
+        inputs, output = self._arena.whole(inputs), self._rows(f"mixed {name}", self._width)
+
+        def run(num_rows: int) -> None:
+            output[:num_rows] = part.compute(inputs[:num_rows])
+
+        yield self._at(PythonCall(run))
+        return output[: self._arena.rows_per_chunk]
 
     def _called(self, part: Call, inputs: Tensor, name: str) -> Output:
         """Yield the call of modules; ``inputs`` are the first chunk of a buffer for all rows."""

@@ -22,7 +22,7 @@ from ostinato.runner.attention.backend import GroupedStep
 from ostinato.runner.attention.native_backend import NativeStep
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.arena import Arena
-from ostinato.runner.forward.decoder import Attention, Decoder, FeedForward
+from ostinato.runner.forward.decoder import Attention, Call, Decoder
 from ostinato.runner.forward.embedding_and_rope import Angles
 from ostinato.runner.forward.program import Program
 from ostinato.runner.forward.step_arguments import NativeSteps, StepArguments, StepInput
@@ -45,7 +45,7 @@ class Steps:
         """Take a decoder; its programs are built in the first steps."""
         self._decoder, self._library, self._calls = decoder, library, calls
         like = torch.empty(0, dtype=decoder.head.weight.dtype)
-        kinds = {part.angles for part in decoder.parts() if not isinstance(part, FeedForward)}
+        kinds = {part.angles for part in decoder.parts() if isinstance(part, Attention | Call)}
         self._angles = {
             kind: Angles(decoder.rotary, like, kind)
             for kind in kinds

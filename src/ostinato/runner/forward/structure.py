@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.experts.mixture import is_experts, why_unpacked_experts
+from ostinato.runner.experts.routers import family_of
 from ostinato.runner.forward.decoder import (
     Attention,
     Branch,
@@ -25,6 +27,7 @@ from ostinato.runner.forward.decoder import (
     Decoder,
     DecoderLayer,
     FeedForward,
+    Mixture,
     Part,
     Projection,
 )
@@ -36,6 +39,7 @@ from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 from ostinato.runner.forward.stand_ins import (
     Unknown,
     activation_of,
+    check_mixture,
     heads_of,
     layout_of,
     norm_of,
@@ -264,9 +268,26 @@ class _Description:
             self._check_linears(module, (*gate_up, down))
             activation, has_up = activation_of(module, gate_up, down, self._model.dtype)
         except Unknown as unknown:
-            return Call(layer, names, False, None, str(unknown))
+            mixture = self._mixture(module, str(unknown)) if len(names) == 1 else str(unknown)
+            return Call(layer, names, False, None, mixture) if isinstance(mixture, str) else mixture
         parts = Projection(module, path, gate_up), Projection(module, path, (down,))
         return FeedForward(parts[0], activation, has_up, parts[1])
+
+    def _mixture(self, block: nn.Module, reason: str) -> Mixture | str:
+        """Describe a router and its experts, or say why they are called as a module."""
+        children = dict(block.named_children())
+        router = next((n for n, child in children.items() if family_of(child) is not None), None)
+        experts = next((n for n, child in children.items() if is_experts(child)), None)
+        if router is None or experts is None:
+            return reason
+        if (unpacked := why_unpacked_experts(children[experts])) is not None:
+            return unpacked
+        try:
+            num_chosen = cast(int, children[router].top_k)
+            check_mixture(block, router, experts, num_chosen, self._model.dtype)
+        except Unknown as unknown:
+            return str(unknown)
+        return Mixture(block, router, experts)
 
     def _check_linears(self, module: nn.Module, names: tuple[str, ...]) -> None:
         linears = [module.get_submodule(name) for name in names]

@@ -2,7 +2,7 @@
 
 A skeleton has all modules and buffers of its model, and no storage for weights. ``cut_to_trial``
 keeps the first layers of a skeleton, so many that each kind of layer is among them, and the first
-ids: as little as the probe has to see.
+ids; ``trial_config`` keeps the first experts: as little as the probe has to see.
 """
 
 import copy
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 TRIAL_IDS = 4096
 """Ids that the probe draws its prompts from."""
+
+TRIAL_EXPERTS = 16
+"""Experts of a layer that the probe chooses from."""
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_GROUP_COUNTS = ("n_group", "num_expert_group")
 
 _VALUES = (bool, int, float, str, tuple, type(None))
 
@@ -59,6 +65,22 @@ def trial_layers(model: "PreTrainedModel", spec: KVSpec, styles: tuple[Attention
             seen.add(kind)
             num_layers = index + 1
     return num_layers
+
+
+def trial_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a copy of a config with few experts; groups of experts keep all of theirs.
+
+    A row is computed by each of its experts in the same way, however many there are to choose from.
+    """
+    config = copy.deepcopy(config)
+    text: Any = config.get_text_config()
+    num_chosen = getattr(text, "num_experts_per_tok", None) or 1
+    if all((getattr(text, name, None) or 1) == 1 for name in _GROUP_COUNTS):
+        for name in _EXPERT_COUNTS:
+            count = getattr(text, name, None)
+            if isinstance(count, int):
+                setattr(text, name, min(count, max(TRIAL_EXPERTS, 2 * num_chosen)))
+    return config
 
 
 def cut_to_trial(model: "PreTrainedModel", num_layers: int) -> None:

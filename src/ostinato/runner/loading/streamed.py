@@ -43,6 +43,7 @@ from ostinato.runner.loading.skeleton import (
     fill,
     keep_blocks,
     reads_all,
+    trial_config,
     trial_layers,
 )
 from ostinato.runner.loading.weight_source import SafetensorsSource, WeightSource
@@ -241,7 +242,7 @@ class _Trial:
 
     def __init__(self, settings: LoadSettings, source: WeightSource, num_layers: int) -> None:
         self._settings, self._source = settings, source
-        self._model = build_skeleton(settings.config, settings.dtype)
+        self._model = build_skeleton(trial_config(settings.config), settings.dtype)
         cut_to_trial(self._model, num_layers)
 
     def run(self, codes_name: str) -> Assembled:
@@ -269,7 +270,7 @@ class _Trial:
             if own in self._source.kinds
         }
         experts = {
-            id(stack.weight): self._source.experts(own)
+            id(stack.weight): self._source.experts(own)[: stack.num_experts * stack.num_parts]
             for own, stack in expert_weights(model)
             if own in self._source.kinds and stack.part_rows == padded(stack.part_rows)
         }

@@ -18,12 +18,23 @@ from torch import Tensor, nn
 
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.experts.families import RouterFamily
+from ostinato.runner.experts.mixture import (
+    NAMES,
+    Gating,
+    PackedExperts,
+    PackedPart,
+    empty_weight,
+)
+from ostinato.runner.experts.routers import PackedRouter, Routing
+from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.decoder import (
     Attention,
     Branch,
     Decoder,
     DecoderLayer,
     FeedForward,
+    Mixture,
     Projection,
 )
 from ostinato.runner.forward.embedding_and_rope import STATIC_ROPE, AngleKind, AngleLayout, Angles
@@ -38,6 +49,7 @@ _RECORDS: Mapping[str, Any] = {
     for kind in (
         *(Attention, FeedForward, Branch, DecoderLayer, Norm, HeadShape, Rope),
         *(AngleKind, AttentionStyle, Activation, RopeKind, AngleLayout),
+        *(Routing, RouterFamily, Gating),
     )
 }
 _KIND = "="  # no name of a field
@@ -138,6 +150,8 @@ class _Writing:
             return {_KIND: "tensor", "name": self._name(value)}
         if isinstance(value, Projection):
             return self._projection(value)
+        if isinstance(value, Mixture):
+            return self._mixture(value)
         if is_dataclass(value) and type(value).__name__ in _RECORDS:
             own = {each.name: self.value(getattr(value, each.name)) for each in fields(value)}
             return {_KIND: type(value).__name__, **own}
@@ -149,10 +163,38 @@ class _Writing:
             raise Unkept("a vector that is no weight")
         return name
 
-    def _projection(self, projection: Projection) -> Record:
-        linears, packed = projection.linears(), self._packed.get(id(projection.weight))
-        if packed is None:
+    def _packed_name(self, weight: PackedWeight) -> str:
+        name = self._packed.get(id(weight))
+        if name is None:
             raise Unkept("a weight that is not in the entry")
+        return name
+
+    def _mixture(self, mixture: Mixture) -> Record:
+        router, experts = mixture.packed_router, mixture.packed_experts
+        if router._buffers or router._modules:
+            raise Unkept("a router that is corrected")
+        return {
+            _KIND: "mixture",
+            "routing": self.value(router.routing),
+            "router": {n: self._name(p) for n, p in router._parameters.items() if p is not None},
+            "gating": self.value(experts.gating),
+            "experts": {name: self._part(part) for name, part in experts.parts.items()},
+            "biases": {
+                name: None if bias is None else self._name(bias)
+                for name, bias in ((n, experts._parameters[f"{n}_bias"]) for n in NAMES)
+            },
+        }
+
+    def _part(self, part: PackedPart) -> Record:
+        stack = part.stack
+        return {
+            "packed": self._packed_name(part.packed),
+            "shape": list(stack.weight.shape),
+            "layout": [stack.num_parts, stack.is_transposed, stack.is_interleaved],
+        }
+
+    def _projection(self, projection: Projection) -> Record:
+        linears, packed = projection.linears(), self._packed_name(projection.weight)
         return {
             _KIND: "projection",
             "prefix": projection.prefix,
@@ -232,20 +274,42 @@ class _Reading:
             return self._weights.plain(value["name"], self._dtype)
         if value[_KIND] == "projection":
             return self._projection(value)
+        if value[_KIND] == "mixture":
+            return self._mixture(value)
         kind = _RECORDS[value[_KIND]]
         if issubclass(kind, enum.Enum):
             return kind[value["name"]]
         return kind(**{name: self.value(own) for name, own in value.items() if name != _KIND})
+
+    def _parameter(self, name: str | None) -> nn.Parameter | None:
+        if name is None:
+            return None
+        return nn.Parameter(self._weights.plain(name, self._dtype), requires_grad=False)
+
+    def _mixture(self, record: Record) -> Mixture:
+        router, block = nn.Module(), nn.Module()
+        for name, own in record["router"].items():
+            router.register_parameter(name, self._parameter(own))
+        block.router = PackedRouter(router, self.value(record["routing"]))
+        block.experts = PackedExperts(
+            {name: self._part(part) for name, part in record["experts"].items()},
+            {name: self._parameter(bias) for name, bias in record["biases"].items()},
+            self.value(record["gating"]),
+        )
+        return Mixture(block, "router", "experts")
+
+    def _part(self, record: Record) -> PackedPart:
+        stack = ExpertStack(empty_weight(record["shape"], self._dtype), *record["layout"])
+        return PackedPart(stack, self._weights.packed(record["packed"], self._dtype))
 
     def _projection(self, record: Record) -> Projection:
         parent, first = nn.Module(), 0
         packed = self._weights.packed(record["packed"], self._dtype)
         rows = zip(record["names"], record["outputs"], record["biases"], strict=True)
         for name, num_outputs, bias in rows:
-            own = None if bias is None else self._weights.plain(bias, self._dtype)
-            parameter = None if own is None else nn.Parameter(own, requires_grad=False)
             shape = torch.empty(num_outputs, packed.num_columns, device="meta")
-            setattr(parent, name, PackedLinear(plain_linear(shape, parameter), packed, first))
+            linear = plain_linear(shape, self._parameter(bias))
+            setattr(parent, name, PackedLinear(linear, packed, first))
             first += num_outputs
         projection = Projection(parent, record["prefix"], tuple(record["names"]))
         projection.weight = packed

@@ -13,6 +13,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import CodeFormat
+from ostinato.runner.forward.decoder import Decoder, Mixture
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import Pack
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight, StoredRows
@@ -113,6 +114,8 @@ def restore_model(entry: Entry, settings: LoadSettings) -> Assembled:
     def build() -> ModelCall:
         built = _with_modules(source, settings, probed, forward, quantization)
         _share_embedding(built.model, decoder.embedding)
+        if built.forward.fused is not None:
+            _share_mixtures(built.forward.fused.decoder, decoder)
         return cast(ModelCall, built.call)
 
     call = LaterCall(build, decoder.embedding.num_embeddings, index["hands_step"])
@@ -147,6 +150,13 @@ def _share_embedding(model: "PreTrainedModel", embedding: nn.Module) -> None:
         embedding.weight = own.weight
         embedding.padding_idx = cast(Any, own.padding_idx)
     model.set_input_embeddings(embedding)
+
+
+def _share_mixtures(built: Decoder, decoder: Decoder) -> None:
+    """Let steps compute mixtures with a model's modules, whose weights may be replaced."""
+    for own, other in zip(decoder.parts(), built.parts(), strict=True):
+        if isinstance(own, Mixture) and isinstance(other, Mixture):
+            own.block.router, own.block.experts = other.packed_router, other.packed_experts
 
 
 def _check_memory(weights: int, kv: int) -> None:
