@@ -41,7 +41,7 @@ from tqdm import tqdm
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.runner.attention.choice import AttentionCase, choose_attention
+from ostinato.runner.attention_choice import AttentionCase, choose_attention
 from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.malloc_tuning import keep_large_blocks
 from ostinato.runner.model_loader import load_model

@@ -39,7 +39,7 @@ from tqdm import tqdm
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.attention.choice import AttentionCase, choose_attention
+from ostinato.runner.attention_choice import AttentionCase, choose_attention
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa

@@ -3,6 +3,7 @@
 ``python native/compile.py`` leaves it beside the Python that calls it; needs CMake, Ninja and a
 C++ compiler. Prints what went wrong and exits with 1 where it cannot. Ninja keeps what it compiled
 in ``build/``: a second call compiles what has changed since the first, and waits while that runs.
+With ``CMAKE_TOOLCHAIN_FILE`` in the environment it is compiled for another processor.
 """
 
 import fcntl
@@ -33,7 +34,8 @@ def build_folder() -> Path:
         version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     except OSError:
         version = b""  # CMake looks for others, and says what is missing
-    facts = [compiler, version.decode(), os.environ.get("CXXFLAGS", ""), str(ROOT)]
+    options = [os.environ.get(name, "") for name in ("CXXFLAGS", "CMAKE_TOOLCHAIN_FILE")]
+    facts = [compiler, version.decode(), *options, str(ROOT)]
     return ROOT / "build" / f"native-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 

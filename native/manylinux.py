@@ -12,6 +12,9 @@ from pathlib import Path
 _OLDEST = 17
 """manylinux2014: what every supported distribution has."""
 
+_MACHINES = {62: "x86_64", 183: "aarch64"}
+"""``e_machine`` of an ELF file."""
+
 _ALWAYS_THERE = {
     *(
         "libc.so.6",
@@ -33,9 +36,9 @@ def platform_tag(library: Path) -> str:
         ``manylinux_2_N_arch``, or ``linux_arch`` where nothing can be promised: no binutils, no
         glibc, or other libraries needed.
     """
-    machine = platform.machine()
+    machine = machine_of(library)
     try:
-        listing = _list_symbols(library)
+        listing = _list_symbols(library, machine)
     except (OSError, subprocess.CalledProcessError):
         return f"linux_{machine}"
     needed = set(re.findall(r"NEEDED\s+(\S+)", listing))
@@ -45,6 +48,14 @@ def platform_tag(library: Path) -> str:
     return f"manylinux_2_{max(_OLDEST, *versions)}_{machine}"
 
 
-def _list_symbols(library: Path) -> str:
-    command = ["objdump", "--private-headers", "--dynamic-syms", str(library)]
+def machine_of(library: Path) -> str:
+    """Return the processor that a library was compiled for, which may be another than this one."""
+    header = library.read_bytes()[:20]
+    code = int.from_bytes(header[18:20], "little") if header[:4] == b"\x7fELF" else 0
+    return _MACHINES.get(code, platform.machine())
+
+
+def _list_symbols(library: Path, machine: str) -> str:
+    prefix = "" if machine == platform.machine() else f"{machine}-linux-gnu-"
+    command = [f"{prefix}objdump", "--private-headers", "--dynamic-syms", str(library)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -21,6 +21,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Before Triton is imported, which torch may do: kernels for GPUs are tested in its interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Collecting imports torch and all clients: millions of objects that stay, and that every search for
 # garbage would visit again.
 gc.disable()

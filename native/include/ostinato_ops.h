@@ -279,6 +279,10 @@ typedef struct ost_lora {
   int32_t num_threads;
 } ost_lora;
 
+/* Cosines and sines of finite angles up to a million, to a float's last bit and the same on every system;
+ * either may be null. */
+OST_EXPORT void ost_turns(const float *angles, float *cosines, float *sines, int64_t count);
+
 OST_EXPORT void ost_ops_product(const ost_product *product);
 OST_EXPORT void ost_ops_gated_product(const ost_gated_product *op);
 

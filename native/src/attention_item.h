@@ -143,7 +143,8 @@ inline void finish_row(const ost_attention &a, int32_t row, int32_t head, const 
     const float sink = a.sinks[head] * kLog2E, whole = std::floor(sink);
     const float top = whole > max ? whole : max;
     keep = power_of_whole(max - top);
-    sum = sum * keep + std::exp2(sink - whole) * power_of_whole(whole - top);
+    const float weight = largest(power_of_two<5>(fill(sink), fill(whole)));
+    sum = sum * keep + weight * power_of_whole(whole - top);
   }
   const int64_t to = a.tokens[row] * a.output.token_stride + head * a.output.head_stride;
   store_output(a.output, to, weighted, a.kv.value_dim, sum > 0 ? keep / sum : 0.0f);

@@ -79,7 +79,7 @@ struct FloatMath : PlainSums {
   }
   static Two spread(const float *p) { return {fill(p[0]), fill(p[1])}; }
   static Vec add_product(const Vec &sum, const Two &a, const Two &b) {
-    return multiply_add(a.second, b.second, multiply_add(a.first, b.first, sum));
+    return add_plain_product(a.second, b.second, add_plain_product(a.first, b.first, sum));
   }
   static void store_weight(float *p, const Vec &x) { store(p, x); }
 };

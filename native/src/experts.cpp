@@ -36,6 +36,8 @@ const ExpertsKernels &experts_kernels() {
   if (isa >= OST_AVX512_BF16) return experts_avx512_bf16();
   if (isa >= OST_AVX512) return experts_avx512();
   if (isa >= OST_AVX2) return experts_avx2();
+#elif defined(__aarch64__)
+  if (ost_current_isa() >= OST_NEON) return experts_neon();
 #endif
   return experts_generic();
 }

@@ -33,5 +33,6 @@ const ExpertsKernels &experts_generic();
 const ExpertsKernels &experts_avx2();
 const ExpertsKernels &experts_avx512();
 const ExpertsKernels &experts_avx512_bf16();
+const ExpertsKernels &experts_neon();
 
 }  // namespace ost

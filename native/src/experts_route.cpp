@@ -16,6 +16,17 @@ namespace {
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr int64_t kRowsPerThread = 16;
 
+// e^x, on every system alike: the series is summed up in double, and its rest is below a float's.
+float exponential(float x) {
+  if (!(x >= -104.f)) return x != x ? x : 0.f;
+  if (x > 89.f) return std::numeric_limits<float>::infinity();
+  const double power = std::nearbyint(x * 1.4426950408889634);
+  const double rest = x - power * 0.6931471805599453;
+  double sum = 1;
+  for (int k = 11; k > 0; --k) sum = 1 + rest / k * sum;
+  return static_cast<float>(std::ldexp(sum, static_cast<int>(power)));
+}
+
 class Router {
  public:
   explicit Router(const ost_routing &r)
@@ -35,7 +46,7 @@ class Router {
     const int64_t begin = row * r_.logits.stride;
     for (int32_t e = 0; e < r_.num_experts; ++e) {
       const float logit = load_element(r_.logits.data, r_.dtype, begin + e);
-      scores_[e] = r_.scores == OST_SIGMOID ? 1.f / (1.f + std::exp(-logit)) : logit;
+      scores_[e] = r_.scores == OST_SIGMOID ? 1.f / (1.f + exponential(-logit)) : logit;
     }
     if (r_.scores == OST_SOFTMAX) softmax(scores_.data(), r_.num_experts);
     for (int32_t e = 0; e < r_.num_experts; ++e)
@@ -45,7 +56,7 @@ class Router {
   static void softmax(float *numbers, int32_t count) {
     float most = kNever, sum = 0.f;
     for (int32_t i = 0; i < count; ++i) most = std::max(most, numbers[i]);
-    for (int32_t i = 0; i < count; ++i) sum += numbers[i] = std::exp(numbers[i] - most);
+    for (int32_t i = 0; i < count; ++i) sum += numbers[i] = exponential(numbers[i] - most);
     for (int32_t i = 0; i < count; ++i) numbers[i] /= sum;
   }
 

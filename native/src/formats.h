@@ -52,6 +52,40 @@ static inline uint16_t float16_of_float(float value) {
   return static_cast<uint16_t>(sign | (size - 0x38000000u + 0xfffu + odd) >> 13);
 }
 
+// Four of each: vectors of the compiler's.
+typedef float FourFloats __attribute__((vector_size(16)));
+typedef double FourDoubles __attribute__((vector_size(32)));
+typedef int64_t FourWords __attribute__((vector_size(32)));
+
+// a * b + c, rounded once. A product of floats is exact in double; their sum is rounded to odd there, so
+// that rounding it to float gives what a single rounding does. Of what is no number, neither sum is odd.
+// Source: Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Transactions on Computers
+// 57(4), 2008.
+static inline void fused_multiply_add(const float *a, const float *b, const float *c, float *out) {
+#if defined(__FP_FAST_FMAF)
+  for (int i = 0; i < 4; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+#else
+  FourFloats fours[3];
+  std::memcpy(&fours[0], a, 16);
+  std::memcpy(&fours[1], b, 16);
+  std::memcpy(&fours[2], c, 16);
+  const FourDoubles first = __builtin_convertvector(fours[0], FourDoubles);
+  const FourDoubles second = __builtin_convertvector(fours[1], FourDoubles);
+  const FourDoubles addend = __builtin_convertvector(fours[2], FourDoubles);
+  const FourDoubles product = first * second, sum = product + addend;
+  const FourDoubles part = sum - product, error = (product - (sum - part)) + (addend - part);
+  FourWords bits;
+  std::memcpy(&bits, &sum, sizeof bits);
+  const FourWords is_above = error > 0.0, is_inexact = is_above | (error < 0.0);
+  const FourWords is_even = (bits & 1) - 1, away = (~(is_above ^ (sum > 0.0)) & 2) - 1;
+  bits += is_inexact & is_even & away;
+  FourDoubles odd;
+  std::memcpy(&odd, &bits, sizeof odd);
+  const FourFloats rounded = __builtin_convertvector(odd, FourFloats);
+  std::memcpy(out, &rounded, 16);
+#endif
+}
+
 static inline int64_t bytes_of(int32_t dtype) {
   return dtype == OST_FLOAT32 ? 4 : dtype == OST_KV_INT8 ? 1 : 2;
 }

@@ -20,15 +20,17 @@ typename Format::Stored *row_of(const ost_matrix &matrix, int64_t row) {
   return static_cast<typename Format::Stored *>(matrix.data) + row * matrix.stride;
 }
 
-// Two sums of squares, so that one addition need not wait for the one before.
+// The sum of squares of a row.
 struct Squares {
-  Floats even{}, odd{};
-  void add(int i, const Floats &value) {
-    Floats &sum = i & kLanes ? odd : even;
-    sum = multiply_add(value, value, sum);
+  RowSum sum;
+  template <class Value>
+  void over(int width, Value value) {
+    sum.over(width, value, [](const Floats &squares, const Floats &next) {
+      return multiply_add(next, next, squares);
+    });
   }
   float norm_factor(int width, float epsilon) const {
-    return 1.f / std::sqrt(sum(even + odd) / static_cast<float>(width) + epsilon);
+    return 1.f / std::sqrt(sum.total() / static_cast<float>(width) + epsilon);
   }
 };
 
@@ -42,18 +44,18 @@ template <class Value>
 Scale scale_of(const ost_norm &norm, int width, Value value) {
   Scale scale;
   if (norm.kind == OST_LAYER_NORM) {
-    Floats sums{};
-    each_vector(width, [&](int i, auto count) { sums = sums + value(i, count); });
-    scale.center = sum(sums) / static_cast<float>(width);
+    RowSum sum;
+    sum.over(width, value, [](const Floats &numbers, const Floats &next) { return numbers + next; });
+    scale.center = sum.total() / static_cast<float>(width);
   }
   Squares squares;
-  each_vector(width, [&](int i, auto count) {
+  squares.over(width, [&](int i, auto count) {
     Floats centered = value(i, count);
     if (norm.kind == OST_LAYER_NORM) {
       centered = centered - scale.center;
       for (int lane = count; lane < kLanes; ++lane) centered[lane] = 0.f;
     }
-    squares.add(i, centered);
+    return centered;
   });
   scale.factor = squares.norm_factor(width, norm.epsilon);
   return scale;
@@ -117,13 +119,13 @@ Squares add_row(const ost_add_norm &op, int64_t row) {
       is_normed ? scale_of_row<Format>(op.addend_norm, addend, op.width) : Scale{};
   const Weights<Format> weights(op.addend_norm);
   Squares squares;
-  each_vector(op.width, [&](int i, auto count) {
+  squares.over(op.width, [&](int i, auto count) {
     Floats value = load<Format>(addend + i, count);
     if (is_normed) value = Format::round(weights.normed(value, scale, i, count));
     if (op.scale != 1.f) value = Format::round(value * op.scale);
     value = Format::round(load<Format>(residual + i, count) + value);
     store<Format>(residual + i, value, count);
-    squares.add(i, value);
+    return value;
   });
   return squares;
 }

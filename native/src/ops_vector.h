@@ -9,6 +9,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "formats.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
@@ -110,7 +112,7 @@ inline void store(typename Format::Stored *to, const Floats &value, int count = 
     std::memcpy(to, &stored, static_cast<size_t>(count) * sizeof(*to));
 }
 
-// a * b + c, in one step wherever the processor has that.
+// a * b + c, rounded once.
 inline Floats multiply_add(const Floats &a, const Floats &b, const Floats &c) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_fmadd_ps(
@@ -122,28 +124,75 @@ inline Floats multiply_add(const Floats &a, const Floats &b, const Floats &c) {
   return reinterpret_cast<Floats>(vfmaq_f32(reinterpret_cast<float32x4_t>(c),
       reinterpret_cast<float32x4_t>(a), reinterpret_cast<float32x4_t>(b)));
 #else
-  return a * b + c;
+  static_assert(kLanes == 4, "vectors of processors without FMA");
+  float numbers[4][4];
+  std::memcpy(numbers[0], &a, sizeof a);
+  std::memcpy(numbers[1], &b, sizeof b);
+  std::memcpy(numbers[2], &c, sizeof c);
+  ost::fused_multiply_add(numbers[0], numbers[1], numbers[2], numbers[3]);
+  Floats out;
+  std::memcpy(&out, numbers[3], sizeof out);
+  return out;
 #endif
 }
 
-// Halves are added to halves, so that it takes log2(kLanes) additions one after the other.
-inline float sum(const Floats &values) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(values));
-#else
-  float lanes[kLanes];
-  std::memcpy(lanes, &values, sizeof lanes);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
-#endif
+// A sum over a row in 32 lanes, whatever the width of vectors: number i of a row is added in lane i % 32,
+// and halves of the lanes to halves, so that every instruction set rounds alike.
+class RowSum {
+ public:
+  static constexpr int kParts = 32 / kLanes;
+  // value(i, count) gives numbers i .. i + count - 1; add(sum, value) adds them to those before.
+  template <class Value, class Add>
+  void over(int width, Value value, Add add) {
+    int i = 0;
+    for (; i + 32 <= width; i += 32)
+#pragma GCC unroll 8
+      for (int part = 0; part < kParts; ++part) {
+        const int from = i + part * kLanes;
+        parts_[part] = add(parts_[part], value(from, std::integral_constant<int, kLanes>{}));
+      }
+#pragma GCC unroll 8
+    for (int part = 0; part < kParts; ++part, i += kLanes) {
+      if (i + kLanes <= width)
+        parts_[part] = add(parts_[part], value(i, std::integral_constant<int, kLanes>{}));
+      else if (i < width)
+        parts_[part] = add(parts_[part], value(i, width - i));
+    }
+  }
+  float total() const {
+    float lanes[32];
+    std::memcpy(lanes, parts_, sizeof lanes);
+    for (int half = 16; half > 0; half /= 2)
+      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    return lanes[0];
+  }
+
+ private:
+  Floats parts_[kParts] = {};
+};
+
+// a / b for b from 1 to 2^126, rounded as division rounds unless a is below 2^-100. The first guess is the
+// bits of b taken from a constant, right to a twentieth; a cubic step makes it 1e-4, two of Newton's make
+// it the reciprocal rounded to the nearest, unless all digits of b are ones, and then the last step rounds the quotient right.
+// Source: Markstein, Computation of elementary functions on the IBM RISC System/6000 processor, IBM
+// Journal of Research and Development 34(1), 1990, theorem 8.
+inline Floats quotient_by_steps(const Floats &a, const Floats &b) {
+  const Floats guess = reinterpret_cast<Floats>(0x7ef311c7 - reinterpret_cast<Ints>(b));
+  const Floats off = multiply_add(-b, guess, all(1.f));
+  const Floats nearer = multiply_add(guess, multiply_add(off, off, off), guess);
+  const Floats near = multiply_add(nearer, multiply_add(-b, nearer, all(1.f)), nearer);
+  const Floats inverse = multiply_add(near, multiply_add(-b, near, all(1.f)), near);
+  const Floats quotient = a * inverse;
+  return multiply_add(multiply_add(-b, quotient, a), inverse, quotient);
 }
 
-// a / b for b from 1 to 2^127, to about an ulp and a half: dividing vectors takes three times as long.
+// Dividing 16 numbers takes AVX-512 longer than the steps do.
 inline Floats quotient(const Floats &a, const Floats &b) {
 #if defined(__AVX512F__)
-  const Floats guess = reinterpret_cast<Floats>(_mm512_rcp14_ps(reinterpret_cast<__m512>(b)));
-  return a * multiply_add(guess, multiply_add(-b, guess, all(1.f)), guess);
+  const __m512i ones = _mm512_set1_epi32(0x7fffff);
+  const __m512i missing = _mm512_andnot_si512(reinterpret_cast<__m512i>(b), ones);
+  if (__builtin_expect(_mm512_testn_epi32_mask(missing, missing) != 0, 0)) return a / b;
+  return quotient_by_steps(a, b);
 #else
   return a / b;
 #endif
@@ -170,11 +219,11 @@ inline Floats scaled(const Floats &x, const Floats &power) {
 #endif
 }
 
-// e^x to about two units in the last place; x is taken into -87..88.
+// e^x to about two units in the last place; x is taken into -87..87.
 // Source: Cody and Waite's reduction; the polynomial is the best of degree 5 that begins 1 + x, its
 // error 2^-23 of e^x.
 inline Floats exponential(Floats x) {
-  x = clamped(x, -87.f, 88.f);
+  x = clamped(x, -87.f, 87.f);
   constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: what is added to it loses its fraction
   const Floats power = multiply_add(x, all(1.44269504f), all(kRounder)) - kRounder;
   const Floats rest =

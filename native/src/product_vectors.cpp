@@ -43,7 +43,7 @@ struct InFloat32 : Float32Numbers {
   static constexpr int kInputs = 1;
   static Vec weight(const float *tile) { return load(tile); }
   static Vec add(const Vec &sum, const Vec &weight, const float *input) {
-    return multiply_add(weight, fill(*input), sum);
+    return add_plain_product(weight, fill(*input), sum);
   }
 };
 
@@ -52,7 +52,7 @@ struct InFloat16 : Float16Numbers {
   static constexpr int kInputs = 1;
   static Vec weight(const uint16_t *tile) { return load_float16(tile); }
   static Vec add(const Vec &sum, const Vec &weight, const float *input) {
-    return multiply_add(weight, fill(*input), sum);
+    return add_plain_product(weight, fill(*input), sum);
   }
 };
 
@@ -82,8 +82,8 @@ struct InBFloat16 : BFloat16Numbers {
     return pairs;
   }
   static Vec add(const Vec &sum, const Pairs &weight, const float *pair) {
-    const Vec half = multiply_add(weight.first, fill(pair[0]), sum);
-    return multiply_add(weight.second, fill(pair[1]), half);
+    const Vec half = add_plain_product(weight.first, fill(pair[0]), sum);
+    return add_plain_product(weight.second, fill(pair[1]), half);
   }
 };
 #endif

@@ -25,6 +25,7 @@ inline Vec operator/(Vec x, Vec y) { return {_mm256_div_ps(x.a, y.a), _mm256_div
 inline Vec multiply_add(Vec x, Vec y, Vec z) {
   return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
+inline Vec add_plain_product(Vec x, Vec y, Vec z) { return multiply_add(x, y, z); }
 inline Vec larger(Vec x, Vec y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline Vec smaller(Vec x, Vec y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline float largest(Vec x) {

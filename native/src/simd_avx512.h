@@ -20,6 +20,7 @@ inline Vec operator-(Vec x, Vec y) { return {_mm512_sub_ps(x.v, y.v)}; }
 inline Vec operator*(Vec x, Vec y) { return {_mm512_mul_ps(x.v, y.v)}; }
 inline Vec operator/(Vec x, Vec y) { return {_mm512_div_ps(x.v, y.v)}; }
 inline Vec multiply_add(Vec x, Vec y, Vec z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
+inline Vec add_plain_product(Vec x, Vec y, Vec z) { return multiply_add(x, y, z); }
 inline Vec larger(Vec x, Vec y) { return {_mm512_max_ps(x.v, y.v)}; }
 inline Vec smaller(Vec x, Vec y) { return {_mm512_min_ps(x.v, y.v)}; }
 inline float largest(Vec x) { return _mm512_reduce_max_ps(x.v); }
@@ -33,7 +34,11 @@ inline Vec keep_lanes(Vec x, int first, int last, Vec other) {
 inline Vec whole_part(Vec x) {
   return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
 }
-inline Vec scale_by_power(Vec x, Vec whole) { return {_mm512_scalef_ps(x.v, whole.v)}; }
+// 0 below the smallest float, as elsewhere.
+inline Vec scale_by_power(Vec x, Vec whole) {
+  const __mmask16 seen = _mm512_cmp_ps_mask(whole.v, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return {_mm512_maskz_scalef_ps(seen, x.v, whole.v)};
+}
 
 inline __m512 float_of_words(__m512i words) { return _mm512_castsi512_ps(words); }
 inline void load_pairs(const uint16_t *p, Vec &first, Vec &second) {

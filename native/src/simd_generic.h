@@ -45,12 +45,19 @@ inline Vec operator*(const Vec &a, const Vec &b) {
 inline Vec operator/(const Vec &a, const Vec &b) {
   return each([&](int i) { return a.v[i] / b.v[i]; });
 }
-// a * b + c; in one step wherever the processor has that, since the compiler may join none by itself.
+// a * b + c, rounded once, also where the processor has no instruction for it.
 inline Vec multiply_add(const Vec &a, const Vec &b, const Vec &c) {
+  Vec out;
+  for (int i = 0; i < 16; i += 4) fused_multiply_add(a.v + i, b.v + i, c.v + i, out.v + i);
+  return out;
+}
+// a * b + c of plain weights, keys and values, whose sums may differ between instruction sets: rounded
+// twice where once takes many instructions.
+inline Vec add_plain_product(const Vec &a, const Vec &b, const Vec &c) {
 #if defined(__FP_FAST_FMAF)
-  return each([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+  return multiply_add(a, b, c);
 #else
-  return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+  return a * b + c;
 #endif
 }
 inline Vec larger(const Vec &a, const Vec &b) {

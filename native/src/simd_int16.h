@@ -212,9 +212,9 @@ inline Vec float_of_ints(const Ints &x) {
 }
 template <class Int>
 inline void store_rounded(Int *p, const Vec &a) {
-  constexpr float kMost = sizeof(Int) == 1 ? 127 : 32767;
+  constexpr float kLeast = sizeof(Int) == 1 ? -128 : -32768, kMost = -1 - kLeast;
   for (int i = 0; i < 16; ++i) {
-    const float within = a.v[i] < -kMost ? -kMost : a.v[i] < kMost ? a.v[i] : kMost;
+    const float within = a.v[i] < kLeast ? kLeast : a.v[i] < kMost ? a.v[i] : kMost;
     p[i] = static_cast<Int>(std::nearbyint(within));
   }
 }

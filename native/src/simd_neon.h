@@ -43,6 +43,7 @@ inline Vec operator/(const Vec &x, const Vec &y) {
 inline Vec multiply_add(const Vec &x, const Vec &y, const Vec &z) {
   return each_register([&](int k) { return vfmaq_f32(z.v[k], x.v[k], y.v[k]); });
 }
+inline Vec add_plain_product(const Vec &x, const Vec &y, const Vec &z) { return multiply_add(x, y, z); }
 // Comparisons, not FMAX and FMIN: where one is no number, the second is the answer, as on x86.
 inline float32x4_t larger(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
 inline Vec larger(const Vec &x, const Vec &y) {

@@ -37,9 +37,6 @@ class AgentClient:
         continues: Whether a conversation has a second question.
         talks: Whether its questions are lines of its input, in one process.
         script: Makes its script from a question and a number of calls; None: calls of the tool.
-        min_in_loop: Share of an append-only client's hits that every request of a loop has.
-        min_next_question: Share of them that the request with the second question has.
-        min_second: Share of what two conversations have in common that the second one hits.
         python: The interpreter that its packages need.
         program: A program that is written into its home as ``agent.py``.
     """
@@ -56,9 +53,6 @@ class AgentClient:
     first: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
     continues: bool = True
-    min_in_loop: float = 0.999
-    min_next_question: float = 0.99
-    min_second: float = 0.99
     python: str = "python3"
     program: str = ""
     talks: bool = False
@@ -115,7 +109,7 @@ class AgentClient:
 
 
 _COMMON = {
-    "HOME": "{home}", "PWD": "{home}",
+    "HOME": "{home}", "PWD": "{home}/project",
     "XDG_CONFIG_HOME": "{home}/.config", "XDG_DATA_HOME": "{home}/.local/share",
     "XDG_CACHE_HOME": "{home}/.cache", "XDG_STATE_HOME": "{home}/.local/state",
     "TERM": "dumb", "CI": "1", "NO_COLOR": "1", "DO_NOT_TRACK": "1", "PYTHONPATH": "",
@@ -165,7 +159,7 @@ _CLAUDE_SDK = AgentClient(
     tool="Bash",
     more={"description": "Prints a step"},
     environment=_CLAUDE_LINES,
-    first=("python", "agent.py"),
+    first=("python", "{home}/agent.py"),
     program=programs.CLAUDE_SDK,
 )
 
@@ -195,7 +189,6 @@ _OPENCODE = AgentClient(
 
 _QWEN_CODE = AgentClient(
     name="Qwen Code",
-    min_next_question=0.9,  # it lists the files of its folder, its own among them
     source="npm",
     packages=("@qwen-code/qwen-code",),
     tool="run_shell_command",
@@ -210,7 +203,7 @@ _QWEN_CODE = AgentClient(
 _PI = AgentClient(
     name="pi",
     source="npm",
-    packages=("@mariozechner/pi-coding-agent",),
+    packages=("@earendil-works/pi-coding-agent",),
     tool="bash",
     files={
         ".pi/agent/models.json": json.dumps(
@@ -265,21 +258,27 @@ _CONTINUE = AgentClient(
         "  - name: local\n    provider: openai\n    model: local\n    apiBase: {url}/v1\n"
         "    apiKey: none\n    roles: [chat]\n    capabilities: [tool_use]\n"
     },
-    first=("cn", "--auto", "--config", ".continue/config.yaml", "-p", "{question}"),
-    later=("cn", "--auto", "--config", ".continue/config.yaml", "--resume", "-p", "{question}"),
+    first=("cn", "--auto", "--config", "{home}/.continue/config.yaml", "-p", "{question}"),
+    later=(
+        "cn",
+        "--auto",
+        "--config",
+        "{home}/.continue/config.yaml",
+        "--resume",
+        "-p",
+        "{question}",
+    ),
 )
 
 _SMOL_TOOLS = AgentClient(
     name="smolagents ToolCallingAgent",
-    min_in_loop=0.97,  # it writes each call anew, as a text: "Calling tools: ..."
-    min_next_question=0.97,
     source="pypi",
     packages=("smolagents[openai]",),
     tool="sh",
     words=False,
     result="Observation:",
     ending=written_call("final_answer", {"answer": "All calls are done."}),
-    first=("python", "agent.py", "tools", "{url}"),
+    first=("python", "{home}/agent.py", "tools", "{url}"),
     program=programs.SMOLAGENTS,
 )
 _SMOL_CODE = AgentClient(
@@ -292,7 +291,7 @@ _SMOL_CODE = AgentClient(
         "final_answer('All calls are done.')",
         num_calls,
     ),
-    first=("python", "agent.py", "code", "{url}"),
+    first=("python", "{home}/agent.py", "code", "{url}"),
     program=programs.SMOLAGENTS,
 )
 _LLM = AgentClient(
@@ -306,13 +305,13 @@ _LLM = AgentClient(
         "tools.py": "def sh(command: str) -> str:\n    \"Run a command.\"\n    return command\n",
     },
     environment={"LLM_USER_PATH": "{home}/llm"},
-    first=("llm", "-m", "local", "--functions", "tools.py", "--chain-limit", "0", "{question}"),
-    later=("llm", "-m", "local", "-c", "--functions", "tools.py", "--chain-limit", "0",
+    first=("llm", "-m", "local", "--functions", "{home}/tools.py", "--chain-limit", "0",
+           "{question}"),
+    later=("llm", "-m", "local", "-c", "--functions", "{home}/tools.py", "--chain-limit", "0",
            "{question}"),
 )  # fmt: skip
 _AIDER = AgentClient(
     name="aider",
-    min_next_question=0.9,  # it takes its rules away from behind the earlier question
     source="pypi",
     packages=("aider-chat",),
     environment={"OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "none"},
@@ -328,7 +327,7 @@ _OPENHANDS = AgentClient(
     python="python3.12",
     tool="terminal",
     environment={"OSTINATO_URL": "{url}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-    first=("python", "agent.py"),
+    first=("python", "{home}/agent.py"),
     program=programs.OPENHANDS,
 )
 

@@ -11,7 +11,7 @@ import pytest
 from ostinato.cli.demonstration.demo_examples import run_examples
 from ostinato.cli.demonstration.demo_waves import MOST_CALLS, calls, calls_in_words
 from ostinato.lab.size.quantities import write_seconds
-from ostinato.runner.attention.choice import log_once
+from ostinato.runner.attention_choice import log_once
 
 from .engine_watch import EngineWatch, watching
 from .terminal import Terminal, row, unwrapped

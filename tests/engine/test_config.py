@@ -43,7 +43,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         ({"dtype": "int8"}, "dtype='int8': must be one of auto, float32"),
         ({"dtype": torch.float32}, "dtype=torch.float32: must be one of auto, float32"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8': must be one of auto.*, int8"),
-        ({"attention": "fast"}, "attention='fast': must be one of auto, native, torch"),
+        ({"attention": "fast"}, "attention='fast': must be one of auto, native, triton, torch"),
         ({"index": "tree"}, "index='tree': must be one of radix, hash"),
         ({"index": ["radix"]}, r"index=\['radix'\]: must be a name, or a class of your own"),
         ({"order": "lifo"}, "order='lifo': must be one of fcfs, shortest_first"),

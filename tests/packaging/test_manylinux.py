@@ -67,3 +67,20 @@ def test_what_is_no_library_promises_nothing(manylinux: ModuleType, tmp_path: Pa
 @pytest.mark.skipif(not PATH.exists(), reason="there is no native library")
 def test_our_own_library_promises_something(manylinux: ModuleType):
     assert re.fullmatch(rf"manylinux_2_\d+_{MACHINE}", manylinux.platform_tag(PATH))
+
+
+@pytest.mark.parametrize(("code", "machine"), [(62, "x86_64"), (183, "aarch64"), (8, MACHINE)])
+def test_a_library_says_which_processor_it_is_for(
+    manylinux: ModuleType, tmp_path: Path, code: int, machine: str
+):
+    """A wheel for ARM may be compiled elsewhere; of an unknown one, this machine is the answer."""
+    (tmp_path / "a.so").write_bytes(b"\x7fELF" + bytes(14) + code.to_bytes(2, "little"))
+    assert manylinux.machine_of(tmp_path / "a.so") == machine
+
+
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-gcc") is None, reason="needs a cross compiler")
+def test_a_library_that_was_compiled_for_arm_is_tagged_so(manylinux: ModuleType, tmp_path: Path):
+    (tmp_path / "a.c").write_text("#include <stdlib.h>\nvoid *f(void) { return malloc(8); }")
+    command = ["aarch64-linux-gnu-gcc", "-shared", "-fPIC", "-o", "a.so", "a.c"]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    assert manylinux.platform_tag(tmp_path / "a.so") == "manylinux_2_17_aarch64"

@@ -10,10 +10,10 @@ own (``tool_choice``, strict tools), the script must obey it too::
 """
 
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ from tests.support.servers import serving
 CONTEXT = 131_072
 """Context of the model, as Qwen3's coders have it and more."""
 
-_END = "<|im_end|>"
-_SPECIAL = ("<|endoftext|>", "<|im_start|>", _END)
+_START, _END = "<|im_start|>", "<|im_end|>"
+_SPECIAL = ("<|endoftext|>", _START, _END)
 _START_ID, _END_ID = 1, 2  # a trainer numbers its special tokens first
 _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
           "<think>", "</think>")  # fmt: skip
@@ -112,6 +112,9 @@ A call is a JSON object with a name and arguments, between <tool_call> and </too
 """Of Qwen3's kind, in our own words: the reasoning of turns before the last question is dropped."""
 
 
+_TOOLS_END = "</tools>\n\nA call is"
+"""An agent's instructions may have a tag of this name, too."""
+
 Script = Callable[[str], str]
 """Returns the answer to a prompt."""
 
@@ -142,7 +145,7 @@ class ToolLoop:
 
     def __call__(self, prompt: str) -> str:
         """Return the answer; requests without the tool, such as those for a title, get a word."""
-        tools, _, _ = prompt.partition("</tools>")
+        tools, _, _ = prompt.partition(_TOOLS_END)
         asked = prompt.rfind(self.question)
         if asked < 0 or f'"name": "{self.tool}"' not in tools or len(tools) == len(prompt):
             return "Echoes"
@@ -205,12 +208,14 @@ class Turn:
         answer: The ids that were generated.
         num_cached: Prompt tokens that hit.
         text: The prompt as text.
+        written: The answer as text.
     """
 
     prompt: list[int]
     answer: list[int]
     num_cached: int
     text: str = field(repr=False, default="")
+    written: str = field(repr=False, default="")
 
     @property
     def num_reusable(self) -> int:
@@ -233,14 +238,38 @@ class Turn:
         answers = [place for place in starts[:-1] if self.prompt[place + 1] == role]
         return self.prompt.index(_END_ID, answers[-1]) if answers else 0
 
+    def num_repeated(self, earlier: "Turn") -> int:
+        """Tokens of its prompt up to the first message that means something else than before.
+
+        A message means the same with or without its reasoning, and with its calls written in
+        another way; text that a client took away, moved or wrote anew means something else.
+        """
+        before = (earlier.text + earlier.written).split(_START)[1:]
+        pairs = zip(before, self.text.split(_START)[1:-1], strict=False)
+        same = [_meaning(a) == _meaning(b) for a, b in pairs]
+        num_same = same.index(False) if False in same else len(same)
+        starts = [place for place, token in enumerate(self.prompt) if token == _START_ID]
+        return self.prompt.index(_END_ID, starts[num_same - 1]) if num_same else 0
+
     def is_of(self, tool: str) -> bool:
         """Whether its prompt shows a tool; every prompt shows the tool without a name."""
-        tools, closing, _ = self.text.partition("</tools>")
+        tools, closing, _ = self.text.partition(_TOOLS_END)
         return not tool or (bool(closing) and f'"name": "{tool}"' in tools)
 
     def num_asked(self, question: str) -> int:
         """Return how often its conversation has a question."""
         return self.text.count(question)
+
+
+def _meaning(message: str) -> tuple[str, list[Any]]:
+    """Return what a message of a prompt says, and its calls."""
+    said, _, _ = message.partition(_END)
+    if not said.startswith("assistant"):
+        return said, []
+    said = re.sub(r"<think>.*?</think>", "", said, flags=re.DOTALL)
+    parts = re.split(r"\s*<tool_call>\n(.*?)\n</tool_call>", said, flags=re.DOTALL)
+    words = "".join(parts[::2]).removeprefix("assistant").strip()
+    return words, [json.loads(call) for call in parts[1::2]]
 
 
 class ScriptedLLM(AsyncLLM):
@@ -259,8 +288,10 @@ class ScriptedLLM(AsyncLLM):
         super().__init__(model, **settings)
         self.script, self.turns = script, []
         engine = self.engine
-        tokenizer = engine.loaded.require_tokenizer()
-        self._grammars = _DictatedGrammars(engine.grammars, tokenizer, engine.loaded.vocab_size)
+        self._tokenizer = engine.loaded.require_tokenizer()
+        self._grammars = _DictatedGrammars(
+            engine.grammars, self._tokenizer, engine.loaded.vocab_size
+        )
         engine.grammars = self._grammars  # type: ignore[assignment]
 
     async def generate(  # type: ignore[override]
@@ -276,7 +307,8 @@ class ScriptedLLM(AsyncLLM):
         if last is not None:
             ids = list(last.prompt_token_ids)
             answer = list(last.outputs[0].token_ids)
-            self.turns.append(Turn(ids, answer, last.num_cached_tokens, text))
+            written = self._tokenizer.decode(answer)  # at once: its client may be gone already
+            self.turns.append(Turn(ids, answer, last.num_cached_tokens, text, written))
 
 
 class _DictatedGrammars:
@@ -383,11 +415,6 @@ def _train_tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
     wrapped.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in _MARKS])
     return wrapped
-
-
-def hit_shares(turns: list[Turn]) -> list[float]:
-    """Return what each turn after the first hit, as a share of an append-only client's hits."""
-    return [later.num_cached / earlier.num_reusable for earlier, later in pairwise(turns)]
 
 
 def common_prefix(first: list[int], second: list[int]) -> int:

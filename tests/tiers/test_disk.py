@@ -1,6 +1,7 @@
 """The disk tier: leases, limits, permissions, and disks that fill up or vanish."""
 
 import errno
+import fcntl
 import logging
 import shutil
 import stat
@@ -516,3 +517,17 @@ def test_an_erasure_that_fails_hides_everything_and_the_next_completes_it(option
     assert receipt.complete and receipt.num_bytes > 20 * 8 * NAMESPACE.block_bytes
     for prefix in prefixes:
         assert_nowhere(prefix, [bytes(file.content) for file in folder.files.values()])
+
+
+def test_macos_is_told_to_empty_the_memory_of_the_disk_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """There, ``fsync`` returns when the disk has the bytes, in whatever memory it has."""
+    written = LocalFolder(tmp_path / "tier").create("000000000001.segment")
+    commands: list[int] = []
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: commands.append(command))
+
+    written.sync()
+
+    assert commands == [51]

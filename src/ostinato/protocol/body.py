@@ -58,7 +58,7 @@ _MEDIA = {
 def _refuse_media(part: Any, taken: str) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     medium = _MEDIA.get(kind) if isinstance(kind, str) else None
-    if medium is None or kind == taken:
+    if medium is None or kind == taken or _is_text(part):
         return part
     raise PydanticCustomError(
         "unsupported_content",
@@ -73,6 +73,12 @@ def _refuse_media(part: Any, taken: str) -> Any:
             else "",
         },
     )
+
+
+def _is_text(part: dict[str, Any]) -> bool:
+    """Whether a document of Anthropic's API holds texts, rather than a file."""
+    source = part.get("source")
+    return isinstance(source, dict) and source.get("type") in ("text", "content")
 
 
 TextOrImageUrl = BeforeValidator(partial(_refuse_media, taken="image_url"))

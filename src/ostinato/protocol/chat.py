@@ -20,8 +20,9 @@ from ostinato.protocol.tools import (
     MOST_TOOLS,
     CallBody,
     CallId,
+    ChatTool,
+    HostedTool,
     ResponseFormat,
-    ToolBody,
     ToolChoice,
     tool_use,
 )
@@ -62,7 +63,18 @@ class ImagePart(MarkedPart):
         return {"type": "image_url", "image_url": {"url": self.image_url.url}}
 
 
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+class RefusalPart(MarkedPart):
+    """What the assistant said instead of an answer: a text like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    def part(self) -> dict[str, Any]:
+        """Return it as chat templates read it."""
+        return {"type": "text", "text": self.refusal}
+
+
+Part = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type")]
 
 
 class ChatMessage(OpenBody):
@@ -75,8 +87,7 @@ class ChatMessage(OpenBody):
     name: ShortText | None = None
     reasoning: str | None = Field(default=None, description="The assistant's reasoning.")
     reasoning_content: str | None = Field(default=None, description="Older name of reasoning.")
-    refusal: Literal[""] | None = None
-    annotations: list[Any] = Field(default_factory=list, max_length=0)
+    refusal: str | None = Field(default=None, description="Shown where there is no content.")
     cache_control: CacheControl | None = Field(
         default=None, description="Keep the prompt up to the end of this message."
     )
@@ -97,8 +108,8 @@ class ChatMessage(OpenBody):
             raise ValueError(
                 f"an image in a message of role={self.role!r}: users and tools send images"
             )
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content is missing: a message without tool_calls needs one")
+        if self.content is None and self.role not in ("assistant", "tool"):
+            raise ValueError(f"content is missing: a message of role={self.role!r} needs one")
         return self
 
     def marks(self, ttl: str) -> list[LeaseTerms | None]:
@@ -119,7 +130,10 @@ class ChatMessage(OpenBody):
     def rendered(self) -> dict[str, Any]:
         """Return the message for templates: texts joined, ``developer`` as ``system``."""
         role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": parts_of(self.content or "")}
+        message: dict[str, Any] = {
+            "role": role,
+            "content": parts_of(self.content or self.refusal or ""),
+        }
         if self.name is not None:
             message["name"] = self.name
         add_reasoning(message, self.reasoning or self.reasoning_content)
@@ -196,7 +210,7 @@ class ChatBody(TemplateFields, SamplingFields):
     include_reasoning: bool = Field(default=True, description="Whether reasoning is sent.")
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
     response_format: ResponseFormat | None = None
-    tools: Items[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tools: Items[ChatTool] = Field(default_factory=list, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
 
@@ -259,3 +273,8 @@ class ChatBody(TemplateFields, SamplingFields):
             RequestError: They contradict each other.
         """
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def left_out(self) -> list[str]:
+        """Return the places of tools that the prompt does not show."""
+        tools = enumerate(self.tools)
+        return [f"tools[{place}]" for place, tool in tools if isinstance(tool, HostedTool)]

@@ -47,19 +47,21 @@ class ToolUse:
     """The tools of a request.
 
     Attributes:
-        tools: The tools offered; may be empty.
-        choice: Which calls are allowed or required.
+        tools: The tools that the prompt shows; may be empty.
+        choice: Whether calls are allowed, required, or neither.
         only: The one tool that must be called, with the choice ``required``.
         is_parallel: Whether several calls at once are allowed.
     """
 
     tools: tuple[Tool, ...] = ()
-    choice: Literal["auto", "required"] = "auto"
+    choice: Literal["auto", "required", "none"] = "auto"
     only: str | None = None
     is_parallel: bool = True
 
-
-NO_TOOLS = ToolUse()
+    @property
+    def may_call(self) -> bool:
+        """Whether an answer may have calls."""
+        return bool(self.tools) and self.choice != "none"
 
 
 def use_tools(
@@ -86,12 +88,10 @@ def use_tools(
         raise RequestError(f"tool_choice={only!r:.80} is not offered: tools has {offered}")
     if choice == "required" and not tools:
         raise RequestError("tool_choice='required': it requires a call, and tools offers nothing")
-    if choice == "none" or not tools:
-        return NO_TOOLS
     is_single = only is not None or not is_parallel
-    return ToolUse(
-        tuple(tools), "required" if choice == "required" else "auto", only, not is_single
-    )
+    settled: Literal["required", "none", "auto"]
+    settled = "required" if choice == "required" else "none" if choice == "none" else "auto"
+    return ToolUse(tuple(tools), settled, only, not is_single)
 
 
 class Turns:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-READ_ON = "2026-11-23"
+READ_ON = "2026-11-28"
 """When the clients' fields were last compared with these tables."""
 
 MAX_SHOWN_FIELDS = 16
@@ -33,6 +33,7 @@ _ONE_TIER = "there is one tier"
 _HISTORY = "the history that the client sends is the prompt: nothing is cleared"
 _AUTOMATIC = "every prefix is cached without it"
 _ALL_SHOWN = "all tools are in the prompt from the first turn on, so that the prefix stays"
+_TEXT_ALONE = "templates show the text alone"
 _BOUND = "only max_tokens bounds an answer"
 
 
@@ -73,6 +74,7 @@ CHAT = Dialect(
         "tools[].cache_control": _AUTOMATIC,
         "tools[].function.cache_control": _AUTOMATIC,
         "messages[].tool_calls[].index": "calls are in order",
+        "messages[].annotations": _TEXT_ALONE,
     },
     refused={
         **_UNSAMPLED,
@@ -106,6 +108,8 @@ RESPONSES = Dialect(
         "reasoning.generate_summary": "reasoning is sent in full",
         "reasoning.context": _HISTORY,
         "stream_options.include_obfuscation": "chunks have no padding",
+        "input[].content[].annotations": _TEXT_ALONE,
+        "input[].content[].logprobs": _TEXT_ALONE,
         "tools[].defer_loading": _ALL_SHOWN,
         "tools[].tools[].defer_loading": _ALL_SHOWN,
         "tools[].output_schema": "templates show arguments alone",
@@ -138,6 +142,8 @@ MESSAGES = Dialect(
         "tools[].input_examples": "templates show schemas alone",
         "tools[].allowed_callers": "only the model calls",
         "messages[].content[].caller": "only the model calls",
+        "messages[].content[].citations": _TEXT_ALONE,
+        "system[].citations": _TEXT_ALONE,
         "output_config.task_budget": _BOUND,
         # Counting takes the body of a message, and no more of it than the prompt depends on.
         **dict.fromkeys(

@@ -138,7 +138,7 @@ def _chat(fields: Values) -> Values:
         template["add_generation_prompt"] = False
     if effort := _string(fields.get("reasoning_effort")):
         template.setdefault("reasoning_effort", template_effort(effort))
-    functions = (_object(tool.get("function")) for tool in _tools(fields))
+    functions = (_object(tool["function"]) for tool in _tools(fields) if "function" in tool)
     return {
         "messages": [_chat_turn(message) for message in _objects(fields.get("messages"))],
         "tools": [_function(each, "parameters") for each in functions],
@@ -222,8 +222,9 @@ def _responses(fields: Values) -> Values:
                 name = function_name(_string(item.get("name")), item.get("namespace"))
                 turns.call(_string(item.get("call_id")), name, _arguments(item.get("arguments")))
             case "custom_tool_call":
+                name = function_name(_string(item.get("name")), item.get("namespace"))
                 text = write_input(_string(item.get("input")))
-                turns.call(_string(item.get("call_id")), _string(item.get("name")), text)
+                turns.call(_string(item.get("call_id")), name, text)
             case "function_call_output" | "custom_tool_call_output":
                 turns.answer(_string(item.get("call_id")), _text(item.get("output")))
             case "reasoning":
@@ -237,18 +238,18 @@ def _responses(fields: Values) -> Values:
     }
 
 
-def _response_tools(tools: Iterable[Values]) -> Iterator[Values]:
+def _response_tools(tools: Iterable[Values], namespace: str | None = None) -> Iterator[Values]:
     for tool in tools:
+        name = function_name(_string(tool.get("name")), namespace)
         match tool.get("type"):
             case "function":
-                yield _function(tool, "parameters")
-            case "namespace":
-                for inner in _objects(tool.get("tools"))[:MOST_TOOLS]:
-                    name = function_name(_string(inner.get("name")), _string(tool.get("name")))
-                    yield _function({**inner, "name": name}, "parameters")
+                yield _function({**tool, "name": name}, "parameters")
+            case "namespace" if namespace is None:
+                inner = _objects(tool.get("tools"))[:MOST_TOOLS]
+                yield from _response_tools(inner, name)
             case "custom":
                 try:
-                    yield CustomTool.model_validate(tool).tool().describe()
+                    yield CustomTool.model_validate({**tool, "name": name}).tool().describe()
                 except ValidationError:
                     continue  # the server refuses the request
 
@@ -264,10 +265,8 @@ _READERS: Mapping[str, Callable[[Values], Values]] = {
 
 
 def _tools(fields: Values) -> list[Values]:
-    """Return the tools that may be called; servers refuse more than so many."""
-    choice = fields.get("tool_choice")
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    return [] if kind == "none" else _objects(fields.get("tools"))[:MOST_TOOLS]
+    """Return the tools; servers refuse more than so many."""
+    return _objects(fields.get("tools"))[:MOST_TOOLS]
 
 
 def _function(function: Values, schema: str) -> Values:

@@ -16,7 +16,6 @@ class TextBlock(OpenBody):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    citations: list[Any] = Field(default_factory=list, max_length=0)
 
     def part(self) -> dict[str, Any]:
         """Return it as chat templates read it."""
@@ -57,7 +56,79 @@ class ImageBlock(OpenBody):
         return {"type": "image_url", "image_url": {"url": url}}
 
 
-TextOrImageBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+class PlainSource(OpenBody):
+    """A document's text."""
+
+    type: Literal["text"]
+    data: str
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return self.data
+
+
+class ContentSource(OpenBody):
+    """A document in pieces of text."""
+
+    type: Literal["content"]
+    content: str | Items[TextBlock]
+
+    @property
+    def text(self) -> str:
+        """Its pieces, joined."""
+        content = self.content
+        return content if isinstance(content, str) else "".join(block.text for block in content)
+
+
+class DocumentBlock(OpenBody):
+    """A document that is text: the prompt shows its title, its context and its text."""
+
+    type: Literal["document"]
+    source: Annotated[PlainSource | ContentSource, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+    cache_control: CacheControl | None = None
+
+    def part(self) -> dict[str, Any]:
+        """Return it as chat templates read it."""
+        return _lines(self.title, self.context, self.source.text)
+
+
+class SearchResultBlock(OpenBody):
+    """A text that a search of the client's returned, with its title and its source."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Items[TextBlock]
+    cache_control: CacheControl | None = None
+
+    def part(self) -> dict[str, Any]:
+        """Return it as chat templates read it."""
+        return _lines(self.title, self.source, "".join(block.text for block in self.content))
+
+
+class ToolReferenceBlock(OpenBody):
+    """The name of a tool that a search of the client's returned."""
+
+    type: Literal["tool_reference"]
+    tool_name: ToolName
+    cache_control: CacheControl | None = None
+
+    def part(self) -> dict[str, Any]:
+        """Return it as chat templates read it."""
+        return _lines(self.tool_name)
+
+
+def _lines(*texts: str | None) -> dict[str, Any]:
+    return {"type": "text", "text": "".join(f"{text}\n" for text in texts if text)}
+
+
+Shown = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+"""What a user's message shows."""
+
+_ResultPart = Annotated[Shown | ToolReferenceBlock, Field(discriminator="type")]
 
 
 class ToolUseBlock(OpenBody):
@@ -75,7 +146,7 @@ class ToolResultBlock(OpenBody):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: str | Items[Annotated[TextOrImageBlock, TextOrImage]] = ""
+    content: str | Items[Annotated[_ResultPart, TextOrImage]] = ""
     is_error: bool = False
     cache_control: CacheControl | None = None
 
@@ -99,9 +170,19 @@ class RedactedThinkingBlock(OpenBody):
     cache_control: None = None
 
 
-Block = (
-    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
-)
+class HostedBlock(OpenBody):
+    """A call that a hosted service ran, its result, or a file there; left out of the prompt."""
+
+    type: Literal[
+        "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
+        "code_execution_tool_result", "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result", "tool_search_tool_result",
+        "advisor_tool_result", "mcp_tool_use", "mcp_tool_result", "container_upload",
+    ]  # fmt: skip
+    cache_control: CacheControl | None = None
+
+
+Block = Shown | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | HostedBlock
 BlockBody = Annotated[Annotated[Block, Field(discriminator="type")], TextOrImage]
 
 
@@ -114,10 +195,15 @@ class AnthropicMessage(OpenBody):
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> "AnthropicMessage":
         own = {
-            "assistant": (TextBlock, ToolUseBlock, ThinkingBlock, RedactedThinkingBlock),
-            "user": (TextBlock, ImageBlock, ToolResultBlock),
+            "assistant": (
+                TextBlock, ToolUseBlock, ThinkingBlock, RedactedThinkingBlock, HostedBlock
+            ),
+            "user": (
+                TextBlock, ImageBlock, DocumentBlock, SearchResultBlock, ToolResultBlock,
+                HostedBlock,
+            ),
             "system": (TextBlock,),
-        }
+        }  # fmt: skip
         if not all(isinstance(block, own[self.role]) for block in self.blocks):
             raise ValueError(
                 f"a message of role={self.role!r} has a block of the other role: "
@@ -136,7 +222,7 @@ class AnthropicMessage(OpenBody):
 def template_messages(role: str, blocks: list[Block]) -> list[Message]:
     """Return the blocks of one message for chat templates."""
     results: list[Message] = []
-    content: list[TextBlock | ImageBlock] = []
+    content: list[Shown] = []
     thoughts: list[str] = []
     seals: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -147,7 +233,7 @@ def template_messages(role: str, blocks: list[Block]) -> list[Message]:
                 seals += [block.signature] if block.signature else []
             case RedactedThinkingBlock():
                 seals.append(block.data)
-            case TextBlock() | ImageBlock():
+            case TextBlock() | ImageBlock() | DocumentBlock() | SearchResultBlock():
                 content.append(block)
             case ToolUseBlock():
                 function = {"name": block.name, "arguments": block.input}

@@ -13,6 +13,7 @@ from ostinato.protocol.conversation import Message, Tool, ToolUse, use_tools
 from ostinato.protocol.marks import Breakpoint, CacheControl
 from ostinato.protocol.message_blocks import (
     AnthropicMessage,
+    HostedBlock,
     TextBlock,
     template_messages,
 )
@@ -126,6 +127,9 @@ class CountBody(OpenBody):
     tool_choice: AnthropicChoice = AnthropicChoice(type="auto")
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
+    output_format: SchemaFormat | None = Field(
+        default=None, description="Older name of output_config.format."
+    )
     cache_control: CacheControl | None = Field(
         default=None, description="Keep the prompt up to its last block."
     )
@@ -164,8 +168,14 @@ class CountBody(OpenBody):
         return use_tools(offered, kind, choice.name, not choice.disable_parallel_tool_use)
 
     def left_out(self) -> list[str]:
-        """Return the places of tools that the prompt does not show."""
-        return [f"tools[{place}]" for place, tool in enumerate(self.tools) if tool.is_hosted]
+        """Return the places of tools and blocks that the prompt does not show."""
+        tools = [f"tools[{place}]" for place, tool in enumerate(self.tools) if tool.is_hosted]
+        return tools + [
+            f"messages[{number}].content[{place}]"
+            for number, message in enumerate(self.messages)
+            for place, block in enumerate(message.blocks)
+            if isinstance(block, HostedBlock)
+        ]
 
     def conversation(self, num_blocks: int | None = None) -> list[Message]:
         """Return messages for chat templates.
@@ -257,5 +267,5 @@ class MessagesBody(CountBody):
 
     def answer_form(self) -> Form | None:
         """Return the format of the answer; calls are not bound by it."""
-        answer = self.output_config.format
+        answer = self.output_config.format or self.output_format
         return None if answer is None else {"json": closed(answer.schema_)}

@@ -6,7 +6,7 @@ type            the prompt shows
 ``function``    the function
 ``custom``      a function with one text, ``input``; a regular expression binds that text, and so
                 does a Lark grammar without recursion
-``namespace``   its functions, as ``<namespace>__<name>``
+``namespace``   its tools, as ``<namespace>__<name>``
 any other       nothing: a hosted service would run it, and the response says so
 ==============  ==========================================================================
 
@@ -15,7 +15,7 @@ A call is sent in the shape of its tool: with a ``namespace``, or as a ``custom_
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -24,8 +24,7 @@ from pydantic import Discriminator, Field, Tag
 from ostinato.protocol.body import Items, OpenBody
 from ostinato.protocol.conversation import Tool
 from ostinato.protocol.lark import NotRegular, expression_of
-from ostinato.protocol.sampling import ShortText
-from ostinato.protocol.tools import MOST_TOOLS, FunctionBody, ToolName
+from ostinato.protocol.tools import MOST_TOOLS, FunctionBody, HostedTool, ToolName
 
 _INPUT = "input"
 """The one argument of a custom tool."""
@@ -101,18 +100,14 @@ def _parameters(text: dict[str, Any]) -> dict[str, Any]:
 
 
 class NamespaceTool(OpenBody):
-    """Functions under a common name."""
+    """Tools under a common name."""
 
     type: Literal["namespace"]
     name: ToolName
     description: str | None = None
-    tools: Items[FunctionTool] = Field(default_factory=list, max_length=MOST_TOOLS)
-
-
-class HostedTool(OpenBody):
-    """A tool that a hosted service runs; its settings are not read."""
-
-    type: ShortText
+    tools: Items[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]] = Field(
+        default_factory=list, max_length=MOST_TOOLS
+    )
 
 
 def _kind(tool: Any) -> str:
@@ -158,13 +153,19 @@ def offered_tools(tools: list[ResponseTool]) -> Iterator[tuple[Tool, CallTarget]
             case CustomTool():
                 yield tool.tool(), CallTarget(tool.name, is_custom=True)
             case NamespaceTool():
-                for inner in tool.tools:
-                    function = inner.tool()
+                for inner, target in offered_tools([*tool.tools]):
                     shown = function_name(inner.name, tool.name)
-                    shown_tool = Tool(
-                        shown, function.description, function.parameters, function.is_strict
-                    )
-                    yield shown_tool, CallTarget(inner.name, tool.name)
+                    yield replace(inner, name=shown), replace(target, namespace=tool.name)
+
+
+def unbound_formats(tool: ResponseTool) -> Iterator[str]:
+    """Yield the places in a tool of grammars that are shown to the model, and not enforced."""
+    match tool:
+        case CustomTool() if tool.is_unbound:
+            yield ".format"
+        case NamespaceTool():
+            for number, inner in enumerate(tool.tools):
+                yield from (f".tools[{number}]{place}" for place in unbound_formats(inner))
 
 
 def write_input(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from ostinato.protocol.body import Items, OpenBody, TextOrInputImage
-from ostinato.protocol.chat import IMAGE_DETAIL, IMAGE_URL
+from ostinato.protocol.chat import IMAGE_DETAIL, IMAGE_URL, RefusalPart
 from ostinato.protocol.conversation import (
     Message,
     ToolUse,
@@ -18,11 +18,10 @@ from ostinato.protocol.conversation import (
 from ostinato.protocol.marks import Breakpoint, MarkedPart, breakpoints_of
 from ostinato.protocol.response_tools import (
     CallTarget,
-    CustomTool,
-    HostedTool,
     ResponseTool,
     function_name,
     offered_tools,
+    unbound_formats,
     write_input,
 )
 from ostinato.protocol.sampling import (
@@ -40,6 +39,7 @@ from ostinato.protocol.sampling import (
 from ostinato.protocol.tools import (
     MOST_TOOLS,
     CallId,
+    HostedTool,
     JsonObjectFormat,
     SchemaBody,
     TextFormat,
@@ -60,8 +60,6 @@ class ContentText(MarkedPart):
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] = Field(default_factory=list, max_length=0)
-    logprobs: list[Any] = Field(default_factory=list, max_length=0)
 
     def part(self) -> dict[str, Any]:
         """Return it as chat templates read it."""
@@ -81,7 +79,8 @@ class ContentImage(MarkedPart):
 
 
 Content = Annotated[
-    Annotated[ContentText | ContentImage, Field(discriminator="type")], TextOrInputImage
+    Annotated[ContentText | ContentImage | RefusalPart, Field(discriminator="type")],
+    TextOrInputImage,
 ]
 
 
@@ -119,6 +118,7 @@ class CustomCallItem(ItemBody):
     type: Literal["custom_tool_call"]
     call_id: CallId
     name: ToolName
+    namespace: ToolName | None = None
     input: str
 
 
@@ -131,11 +131,14 @@ class ResultItem(ItemBody):
 
 
 class HostedItem(ItemBody):
-    """An earlier call of a tool that a hosted service ran; left out of the prompt."""
+    """An earlier call of a tool that is left out of the prompt, or its result: likewise."""
 
     type: Literal[
         "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
-        "mcp_call", "mcp_list_tools", "tool_search_call", "tool_search_output",
+        "mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
+        "tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output",
+        "shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output",
+        "computer_call", "computer_call_output", "program", "program_output",
     ]  # fmt: skip
 
 
@@ -238,7 +241,9 @@ class ResponsesBody(SamplerFields, CacheFields):
     parallel_tool_calls: bool = True
     text: TextConfig = TextConfig()
     metadata: Metadata = Field(default_factory=dict)
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = Field(
+        default="disabled", description="Nothing is cut: a longer prompt is refused."
+    )
     background: Literal[False] = False
     include: list[ShortText] = Field(
         default_factory=list,
@@ -320,7 +325,8 @@ class ResponsesBody(SamplerFields, CacheFields):
                     name = function_name(item.name, item.namespace)
                     turns.call(item.call_id, name, item.arguments)
                 case CustomCallItem():
-                    turns.call(item.call_id, item.name, write_input(item.input))
+                    name = function_name(item.name, item.namespace)
+                    turns.call(item.call_id, name, write_input(item.input))
                 case ResultItem():
                     turns.answer(item.call_id, parts_of(item.output))
         return turns.messages
@@ -354,8 +360,7 @@ class ResponsesBody(SamplerFields, CacheFields):
         for number, tool in enumerate(self.tools):
             if isinstance(tool, HostedTool):
                 tools.append(f"tools[{number}]")
-            elif isinstance(tool, CustomTool) and tool.is_unbound:
-                tools.append(f"tools[{number}].format")
+            tools += [f"tools[{number}]{place}" for place in unbound_formats(tool)]
         items = enumerate(() if isinstance(self.input, str) else self.input)
         return tools + [f"input[{n}]" for n, item in items if isinstance(item, HostedItem)]
 
@@ -403,7 +408,7 @@ class ResponsesBody(SamplerFields, CacheFields):
         }  # fmt: skip
 
 
-def _parts_of(item: Item) -> list[ContentText | ContentImage]:
+def _parts_of(item: Item) -> list[ContentText | ContentImage | RefusalPart]:
     """Return the parts of a message, which may have marks."""
     is_list = isinstance(item, MessageItem) and isinstance(item.content, list)
     return item.content if is_list else []  # type: ignore[union-attr,return-value]

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from ostinato.protocol.body import OpenBody
 from ostinato.protocol.conversation import Tool, ToolUse, use_tools
-from ostinato.protocol.sampling import Form
+from ostinato.protocol.sampling import Form, ShortText
 from ostinato.protocol.schemas import closed
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
@@ -41,6 +41,23 @@ class ToolBody(OpenBody):
     function: FunctionBody
 
 
+class HostedTool(OpenBody):
+    """A tool that a hosted service runs; its settings are not read."""
+
+    type: ShortText
+
+
+def _kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "function" if kind in (None, "function", "custom") else "hosted"
+
+
+ChatTool = Annotated[
+    Annotated[ToolBody, Tag("function")] | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(_kind),
+]
+
+
 class NamedFunction(OpenBody):
     """The function that must be called."""
 
@@ -72,13 +89,13 @@ class CallBody(OpenBody):
     function: CalledFunction
 
 
-def tool_use(tools: list[ToolBody], choice: ToolChoice | None, is_parallel: bool) -> ToolUse:
+def tool_use(tools: list[ChatTool], choice: ToolChoice | None, is_parallel: bool) -> ToolUse:
     """Return the tools of a request.
 
     Raises:
         RequestError: They contradict each other.
     """
-    offered = [tool.function.tool() for tool in tools]
+    offered = [tool.function.tool() for tool in tools if isinstance(tool, ToolBody)]
     if isinstance(choice, NamedTool):
         return use_tools(offered, "required", choice.function.name, is_parallel)
     return use_tools(offered, choice or "auto", None, is_parallel)

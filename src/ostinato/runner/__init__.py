@@ -8,6 +8,8 @@ Files in reading order:
 * ``inputs``: turns a plan into input tensors
 * ``states/``: layers with a state: Mamba, linear attention
 * ``attention/``: attention over scattered blocks, one file per backend
+* ``gpu/``: attention for GPUs, in Triton
+* ``attention_choice``: chooses the native library, Triton or plain torch
 * ``adapters/``: LoRA adapters: files, weights, and their products
 * ``heads``: what the last layer gives: a vocabulary, classes, or nothing
 * ``model_call``: calls a model
@@ -16,6 +18,7 @@ Files in reading order:
 * ``forward/``: makes a model fast on a CPU without changing what it computes
 * ``model_runner``: executes one step
 * ``compute_path``: describes how steps are computed here, and why not faster
+* ``portable_bits``: refuses models whose logits differ from processor to processor
 * ``token_lists``: the lists of sampling parameters, prepared once
 * ``sampling/``: from logits to tokens and log-probabilities
 * ``checkpoints/``: names, folders and files of checkpoints

@@ -6,7 +6,7 @@ Created once, when an engine has loaded its model; shown at load, by ``ostinato 
 
 from dataclasses import asdict, dataclass
 
-from ostinato.runner.attention.choice import AttentionCase, why_torch
+from ostinato.runner.attention_choice import AttentionCase, attention_in_use, why_torch
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.native.library import (
     ISA_VARIABLE,
@@ -28,7 +28,7 @@ class ComputePath:
         weights: Format of linear layers' weights, such as ``int8 in groups of 128``.
         kv_dtype: Format of keys and values.
         instruction_set: That of the native library, such as ``avx2``; ``none`` without it.
-        attention: ``native`` or ``torch``.
+        attention: ``native``, ``triton`` or ``torch``.
         forward: ``fused``, ``packed`` or ``plain``.
         why_not_faster: What prevents the fastest path; empty if nothing does.
     """
@@ -55,7 +55,7 @@ class ComputePath:
             loaded.weight_format,
             str(case.kv_dtype).removeprefix("torch."),
             used,
-            "native" if hindrance is None and library() is not None else "torch",
+            attention_in_use(name, case),
             loaded.forward.name,
             "; ".join(reason for reason in reasons if reason),
         )

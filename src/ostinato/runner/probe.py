@@ -28,7 +28,6 @@ from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.backend import AttentionStyle, GroupedStep
-from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.registration import (
@@ -36,6 +35,7 @@ from ostinato.runner.attention.registration import (
     LayerAttention,
     StepNotReceived,
 )
+from ostinato.runner.attention_choice import AttentionCase, choose_attention
 from ostinato.runner.inputs import Ints, build_inputs
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.kv.layer_groups import one_group
@@ -297,7 +297,7 @@ def through_blocks(
     """
     prompt, other = _prompts(model.get_input_embeddings().num_embeddings)
     case = AttentionCase(spec, model.dtype, model.dtype, TOKEN_GROUP, model.device)
-    backend = choose_attention("torch" if attention == "torch" else "auto", case)
+    backend = choose_attention("auto" if attention == "native" else attention, case)
     size = TOKEN_GROUP if isinstance(backend, NativeAttention) else _BLOCK_SIZE
     num_blocks = 2 * -(-_NUM_TOKENS // size)
     store = backend.new_store(spec, num_blocks, size, model.dtype, model.device)

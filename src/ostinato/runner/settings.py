@@ -4,7 +4,7 @@ from typing import Literal
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 KVDtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64", "int8"]
-AttentionName = Literal["auto", "native", "torch"]
+AttentionName = Literal["auto", "native", "triton", "torch"]
 ReadOnce = Literal["auto", "always", "never"]
 ForwardName = Literal["auto", "packed", "plain"]
 QuantizationName = Literal["int8", "int4", "w8a8", "w4a8"]

@@ -53,7 +53,7 @@ class AnswerReader:
     def parser(self, is_limited: bool = True) -> AnswerParser:
         """Return a parser for one answer; unlimited, it reads calls that the request forbids."""
         return AnswerParser(
-            self.formats.tools if self.use.tools else None,
+            self.formats.tools if self.use.may_call else None,
             self.formats.reasoning if self.may_reason else None,
             self.is_reasoning,
             None if self.use.is_parallel or not is_limited else 1,
@@ -77,13 +77,13 @@ class AnswerReader:
     @property
     def special_ids(self) -> frozenset[int]:
         """The special tokens that are read out of the answer."""
-        is_read = bool(self.use.tools) or self.may_reason
+        is_read = self.use.may_call or self.may_reason
         return frozenset(self.formats.special_ids.values() if is_read else ())
 
     def settle(self, params: SamplingParams) -> SamplingParams:
         """Return sampling parameters: marks are kept, and grammars start after the reasoning."""
         formats = self.formats
-        if formats.special_ids and (self.use.tools or self.may_reason):
+        if formats.special_ids and (self.use.may_call or self.may_reason):
             params = replace(params, skip_special_tokens=False)
         if params.thinking_budget is not None:
             params = replace(params, thinking_budget=self._budget(params.thinking_budget))

@@ -97,13 +97,22 @@ class LocalFile:
 
     def sync(self) -> None:
         """Make all written bytes durable; OSError if the file was removed."""
-        os.fdatasync(self._fd)
+        _make_durable(self._fd)
         if not os.fstat(self._fd).st_nlink:
             raise FileNotFoundError(errno.ENOENT, "the folder or its files were removed")
 
     def truncate(self, size: int) -> None:
         """Cut off all bytes from an offset on."""
         os.ftruncate(self._fd, size)
+
+
+def _make_durable(fd: int) -> None:
+    """Write through to the disk; macOS leaves what ``fsync`` writes in the disk's own memory."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is None:
+        os.fdatasync(fd)
+    else:
+        fcntl.fcntl(fd, full)
 
 
 class LocalFolder:

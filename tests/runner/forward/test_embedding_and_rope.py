@@ -1,5 +1,6 @@
 """Vectors and angles out of tables are what the model's own modules give."""
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, look_up_embeddings
 from ostinato.runner.inputs import Ints
 from ostinato.runner.model_loader import load_model
+from ostinato.runner.native.angles import ExactFunctions, settle_frequencies
 from tests.support.checkpoints import Checkpoints
 
 STEADY: dict[str, dict[str, Any]] = {
@@ -35,7 +37,8 @@ def rotary_of(checkpoints: Checkpoints, kind: str, **parameters: Any) -> nn.Modu
 
 def own_angles(rotary: nn.Module, like: Tensor, positions: Ints) -> Tensor:
     """Those of the first half of a head, which the other half repeats."""
-    cosines, sines = rotary(like, torch.from_numpy(positions)[None])
+    with ExactFunctions():
+        cosines, sines = rotary(like, torch.from_numpy(positions)[None])
     half = cosines.shape[-1] // 2
     return torch.cat((cosines[0, :, :half], sines[0, :, :half]), dim=-1).float()
 
@@ -47,6 +50,44 @@ def test_angles_are_the_modules_to_the_bit(checkpoints: Checkpoints, kind: str, 
     found = Angles(rotary, like).of(POSITIONS)
     assert len(found.table) > len(POSITIONS), "out of a table"
     assert torch.equal(found.rows(), own_angles(rotary, like, POSITIONS))
+
+
+def test_cosines_and_sines_are_rounded_right_where_torch_rounds_nearly_so():
+    """Small angles, large ones, both signs, and those near quarters of a turn."""
+    angles = torch.linspace(-70000.0, 70000.0, 60001) + torch.linspace(0.0, 1.0, 60001)
+    angles = torch.cat((angles, torch.arange(2000) * (torch.pi / 2), angles / 1e6))
+    with ExactFunctions():
+        cosines, sines = angles.cos(), torch.sin(angles)
+
+    assert torch.equal(cosines, angles.double().cos().float())
+    assert torch.equal(sines, angles.double().sin().float())
+
+
+def test_what_is_no_angle_stays_with_torch():
+    """Angles beyond a million, other formats, and numbers that are none."""
+    with ExactFunctions():
+        assert torch.tensor([torch.nan]).cos().isnan().all()
+        assert torch.equal(torch.tensor([3e7]).sin(), torch.sin(torch.tensor([3e7])))
+        assert torch.tensor([1.0], dtype=torch.float64).cos().dtype == torch.float64
+
+
+def test_frequencies_become_powers_that_are_rounded_right(checkpoints: Checkpoints):
+    """The powers of torch differ from one instruction set to the next."""
+    rotary = rotary_of(checkpoints, "default")
+    rotary.inv_freq = type(rotary)(rotary.config).inv_freq
+    settle_frequencies(rotary)
+
+    dim, base = 2 * len(rotary.inv_freq), Decimal(10000)
+    shares = (torch.arange(0, dim, 2).float() / dim).tolist()
+    powers = torch.tensor([float(base ** Decimal(share)) for share in shares])
+    assert torch.equal(rotary.inv_freq, 1.0 / powers)
+
+
+def test_frequencies_that_a_file_changed_stay_as_they_are(checkpoints: Checkpoints):
+    rotary = rotary_of(checkpoints, "default")
+    rotary.inv_freq = changed = rotary.inv_freq / 3
+    settle_frequencies(rotary)
+    assert torch.equal(rotary.inv_freq, changed)
 
 
 def test_a_longer_text_gets_a_longer_table(checkpoints: Checkpoints):

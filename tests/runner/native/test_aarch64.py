@@ -22,8 +22,13 @@ pytestmark = [
 BEST_OF = {"max": "NEON with I8MM", "neoverse-n1": "NEON with SDOT", "cortex-a72": "NEON"}
 """The best instruction set of each emulated processor, as the tests print it."""
 
-CASES = {"store": [], "ops": [], "plan": [], "sampling": [], "attention": [], "program": ["4"]}
-"""Arguments of each test: programs and products take long under emulation."""
+CASES: dict[str, list[str]] = {
+    name: [] for name in ("store", "ops", "bits", "plan", "sampling", "attention")
+}
+"""Tests that are run as by day."""
+
+LONG = {"program": ["4"], "product": ["3"]}
+"""Arguments of those that take long under emulation."""
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +47,10 @@ def tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("processor", BEST_OF)
-@pytest.mark.parametrize("name", [*CASES, "product"])
+@pytest.mark.parametrize("name", [*CASES, *LONG])
 def test_the_kernels_compute_what_the_definition_says(name: str, processor: str, tests: Path):
     """On each instruction set of the processor; the last line names the best."""
-    arguments = CASES.get(name, ["6"])
+    arguments = {**CASES, **LONG}[name]
     emulated = [EMULATOR, "-cpu", processor, "-L", LIBRARIES, "-E", f"LD_LIBRARY_PATH={tests}"]
     command = [*emulated, str(tests / f"test_{name}"), *arguments]
 

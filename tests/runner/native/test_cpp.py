@@ -30,6 +30,7 @@ PLAIN = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror")
 CASES = {
     "store": (40, "40 cases"),
     "attention": (24, "24 cases"),
+    "bits": (0, "the bits of every other"),
     "ops": (60, "60 cases"),
     "program": (30, "30 cases"),
     "plan": (60, "60 cases"),

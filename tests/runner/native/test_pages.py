@@ -96,3 +96,13 @@ def test_a_store_says_what_it_took(caplog):
         NativeKVStore(library(), spec, 500, 16, torch.bfloat16)
 
     assert any("for keys and values taken in" in message for message in caplog.messages)
+
+
+@needs_library
+def test_keys_and_values_are_kept_where_there_are_no_huge_pages(monkeypatch: pytest.MonkeyPatch):
+    """As on macOS, whose ``mmap`` does not know the word."""
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
+
+    store = NativeKVStore(library(), KVSpec((LayerKV(1, 32, 32),)), 4, 16, torch.float32)
+
+    assert store.num_slots >= 64

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tokenizers import AddedToken
 
@@ -37,6 +38,27 @@ TOOL_TEMPLATE = (
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 """As Qwen's tokenizers have them: one token each, and not special."""
+
+
+def prompt_and_answer(
+    server: tuple[str, ServerState], path: str, body: dict[str, Any]
+) -> tuple[str, httpx.Response]:
+    """Return the prompt that a request becomes, as the engine sees it, and its response."""
+    url, state = server
+    prompts: list[Any] = []
+    make = state.llm.engine.make_request
+
+    def watch(prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        prompts.append(prompt.token_ids)
+        return make(prompt, *args, **kwargs)
+
+    state.llm.engine.make_request = watch
+    try:
+        answer = httpx.post(f"{url}{path}", json=body, timeout=60)
+    finally:
+        state.llm.engine.make_request = make
+    tokenizer = state.llm.engine.loaded.require_tokenizer()
+    return str(tokenizer.decode(prompts[0])) if prompts else "", answer
 
 
 def serve_scribe(

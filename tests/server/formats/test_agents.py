@@ -11,7 +11,7 @@ import pytest
 
 from ostinato.protocol.dialects import DIALECTS, MESSAGES
 from ostinato.server.state import ServerState
-from tests.server.formats.conftest import says
+from tests.server.formats.conftest import prompt_and_answer, says
 
 IGNORED, SET_ASIDE = "x-ostinato-ignored-fields", "x-ostinato-set-aside"
 
@@ -135,41 +135,41 @@ def test_a_custom_tool_gets_its_text(tool_client: openai.OpenAI, stream: bool):
     arguments = json.dumps({"input": 'a "line"\n'})
     call = f'<tool_call>\n{{"name": "apply_patch", "arguments": {arguments}}}\n</tool_call>'
     asked = {"model": "scribe", "input": "Patch.", "tools": tools, "extra_body": says(call)}
+    response = tool_client.responses.create(stream=stream, **asked)
     if stream:
-        events = list(tool_client.responses.create(stream=True, **asked))
+        events = list(response)
         inputs = [e for e in events if e.type.startswith("response.custom_tool_call_input")]
         assert [getattr(e, "delta", None) or e.input for e in inputs] == ['a "line"\n'] * 2
         response = events[-1].response
-    else:
-        response = tool_client.responses.create(**asked)
     [item] = response.output
     assert (item.type, item.name, item.input) == ("custom_tool_call", "apply_patch", 'a "line"\n')
     more = {**asked, "previous_response_id": response.id, "input": "Again.", "stream": False}
     assert tool_client.responses.create(**more).status == "completed"
 
 
-def test_a_regular_expression_binds_the_text_of_a_custom_tool(tool_client: openai.OpenAI):
-    grammar = {"type": "grammar", "syntax": "regex", "definition": "[0-9]{3}"}
-    tools: Any = [{"type": "custom", "name": "code", "format": grammar}]
-    choice: Any = {"type": "custom", "name": "code"}
-    response = tool_client.responses.create(
-        model="scribe", input="Code?", tools=tools, tool_choice=choice, max_output_tokens=200
-    )
-    assert len(response.output[0].input) == 3 and response.output[0].input.isdigit()
+LARK = """start: "say \\"" WORD "\\"" LF path
+path: "a\\\\b"
+WORD: /[xyz]{3}/
+%import common.LF
+"""
 
 
-def test_a_lark_grammar_binds_the_text_of_a_custom_tool(tool_client: openai.OpenAI):
+@pytest.mark.parametrize(
+    ("syntax", "definition", "expected"),
+    [("regex", "[0-9]{3}", "[0-9]{3}"), ("lark", LARK, r'say "[xyz]{3}"\na\\b')],
+)
+def test_a_grammar_binds_the_text_of_a_custom_tool(
+    tool_client: openai.OpenAI, syntax: str, definition: str, expected: str
+):
     """Quotes, line ends and backslashes of the text are written as JSON, and fit all the same."""
-    lark = 'start: "say \\"" WORD "\\"" LF path\npath: "a\\\\b"\nWORD: /[xyz]{3}/\n'
-    lark += "%import common.LF\n"
-    grammar = {"type": "grammar", "syntax": "lark", "definition": lark}
-    tools: Any = [{"type": "custom", "name": "code", "format": grammar}]
-    choice: Any = {"type": "custom", "name": "code"}
+    tool: Any = {"type": "custom", "name": "code"}
+    grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
     response = tool_client.responses.create(
-        model="scribe", input="Code?", tools=tools, tool_choice=choice, max_output_tokens=200
-    )
+        model="scribe", input="Code?", tools=[{**tool, "format": grammar}], tool_choice=tool,
+        max_output_tokens=200,
+    )  # fmt: skip
     text = response.output[0].input
-    assert re.fullmatch(r'say "[xyz]{3}"\na\\b', text), text
+    assert re.fullmatch(expected, text), text
 
 
 def test_a_grammar_that_is_not_enforced_is_named(http: httpx.Client):
@@ -206,6 +206,19 @@ def test_a_strict_tool_leaves_the_mark_to_the_model(tool_client: openai.OpenAI):
         parallel_tool_calls=False, max_tokens=60, logit_bias={str(mark): 100},
     )  # fmt: skip
     assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["now"]
+
+
+def test_with_tool_choice_none_the_mark_of_a_call_is_not_sampled(tool_client: openai.OpenAI):
+    """Not even where a bias asks for it; the prompt shows the tools, so a model might begin one."""
+    tools: Any = [{"type": "function", "function": {"name": "now", "parameters": NOTHING}}]
+    bias = {str(_token(tool_client, "<tool_call>")): 100}
+    asked: Any = {"messages": [{"role": "user", "content": "Now."}], "tools": tools}
+    for choice in ("auto", "none"):
+        answer = tool_client.chat.completions.create(
+            model="scribe", max_tokens=4, logit_bias=bias, tool_choice=choice, **asked
+        )
+        text = answer.choices[0].message.content or ""
+        assert text.count("<tool_call>") == (4 if choice == "auto" else 0)
 
 
 def _token(client: openai.OpenAI, text: str) -> int:
@@ -279,6 +292,8 @@ PLACES: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "function", "function": {"name": "a b"}}]}),
     "response_format.json_schema.schema": ("/v1/chat/completions", {"response_format": {
         "type": "json_schema", "json_schema": {"name": "s", "schema": []}}}),
+    "tools[1].strict": ("/v1/messages", {"tools": [
+        {"type": "web_search_20250305"}, {"name": "f", "input_schema": {}, "strict": "yes"}]}),
     "messages[0].content[0].input": ("/v1/messages", {"messages": [
         {"role": "assistant", "content": [
             {"type": "tool_use", "id": "c", "name": "f", "input": "x"}]},
@@ -304,11 +319,105 @@ def test_an_error_names_the_place_as_the_client_wrote_it(http: httpx.Client, pla
     assert error.get("param", place) == place
 
 
-def test_an_error_of_messages_names_the_place(http: httpx.Client):
-    body = claude_code()
-    body["tools"][1]["strict"] = "yes"
-    error = http.post(MESSAGES.path, json=body).json()["error"]
-    assert error["message"].startswith("tools[1].strict: ")
+USED: dict[str, Any] = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+TEXT = {"type": "text", "text": "x"}
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+
+
+def result_of(*content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a call and its result in Anthropic's blocks."""
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [*content]}
+    return [{"role": "assistant", "content": [USED]}, {"role": "user", "content": [result]}]
+
+
+TAKEN: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
+    # name: path, messages, words of the prompt, places of what is left out
+    "a search that a service ran": (MESSAGES.path, [{"role": "assistant", "content": [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {**TEXT, "citations": [{"type": "web_search_result_location", "url": "u"}]}]}],
+        "[assistant] x", "messages[1].content[0], messages[1].content[1]"),
+    "a document of text": (MESSAGES.path, [{"role": "user", "content": [
+        {"type": "document", "title": "Rain", "citations": {"enabled": False},
+         "source": {"type": "text", "media_type": "text/plain", "data": "It rains."}}, TEXT]}],
+        "Rain\nIt rains.\nx", "messages[1].content[0].source.media_type"),
+    "a document of pieces, as a result": (MESSAGES.path, result_of(
+        {"type": "document", "source": {"type": "content", "content": [TEXT, TEXT]}}), "xx\n", ""),
+    "what a search of the client's returned": (MESSAGES.path, result_of(
+        {"type": "search_result", "source": "a/b", "title": "Snow", "content": [TEXT]}),
+        "Snow\na/b\nx\n", ""),
+    "a tool that a search of the client's returned": (MESSAGES.path, result_of(
+        {"type": "tool_reference", "tool_name": "find_snow"}), "find_snow\n", ""),
+    "an answer of reasoning alone": (CHAT, [
+        {"role": "assistant", "content": None, "reasoning": "Hm."}], "[assistant]", ""),
+    "a result without content": (CHAT, [
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": None}], "[tool]", ""),
+    "a refusal, and where a text is from": (CHAT, [
+        {"role": "assistant", "content": None, "refusal": "No.", "annotations": [{"type": "u"}]}],
+        "[assistant] No.", ""),
+    "a part that refuses": (RESPONSES, [{"type": "message", "role": "assistant", "content": [
+        {"type": "refusal", "refusal": "No."},
+        {"type": "output_text", "text": "x", "annotations": [{"type": "u"}], "logprobs": [{}]}]}],
+        "[assistant] No.x", ""),
+    "a shell that is left out": (RESPONSES, [
+        {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec"}},
+        {"type": "local_shell_call_output", "id": "c", "output": "done"}],
+        "Hello.", "input[1], input[2]"),
+    "a call of a custom tool in a namespace": (RESPONSES, [
+        {"type": "custom_tool_call", "call_id": "c", "name": "f", "namespace": "n", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "y"}], "CALL n__f", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_other_vendors_left_in_a_conversation_is_taken(
+    tool_scribe: tuple[str, ServerState], name: str
+):
+    """A conversation that began with another vendor's model continues here, and says the same."""
+    path, later, words, left_out = TAKEN[name]
+    hello = {"role": "user", "content": "Hello."}
+    turns = [hello, *later, *([hello] if later[-1].get("role") == "assistant" else [])]
+    field = "input" if path == RESPONSES else "messages"
+    body = {"model": "scribe", field: turns, "keep_tokens": False}
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    prompt, answer = prompt_and_answer(tool_scribe, path, {**body, limit: 1})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get(IGNORED, "") == left_out
+    assert words in prompt
+
+
+def test_tools_that_a_service_runs_are_left_out_of_a_chat(http: httpx.Client):
+    """As in the other APIs; a tool that the client runs and cannot be shown is refused."""
+    body: dict[str, Any] = {"model": "scribe", "messages": [{"role": "user", "content": "Hi."}]}
+    answer = http.post(CHAT, json={**body, "max_tokens": 1, "tools": [{"type": "web_search"}]})
+    assert answer.status_code == 200 and answer.headers[IGNORED] == "tools[0]"
+    custom = {"type": "custom", "custom": {"name": "patch"}}
+    error = http.post(CHAT, json={**body, "tools": [custom]}).json()["error"]
+    assert error["param"] == "tools[0].type"
+
+
+def test_a_custom_tool_in_a_namespace_is_called_by_both_names(tool_client: openai.OpenAI):
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start ")"'}
+    patch = {"type": "custom", "name": "patch", "format": form}
+    tools: Any = [{"type": "namespace", "name": "files", "tools": [patch]}]
+    call = '<tool_call>\n{"name": "files__patch", "arguments": {"input": "x"}}\n</tool_call>'
+    answer = tool_client.responses.with_raw_response.create(
+        model="scribe", input="Patch.", tools=tools, extra_body=says(call), truncation="auto"
+    )
+    assert answer.headers[IGNORED] == "tools[0].tools[0].format"
+    [item] = answer.parse().output
+    assert (item.type, item.namespace, item.name, item.input) == (
+        "custom_tool_call", "files", "patch", "x")  # fmt: skip
+
+
+def test_the_older_name_of_a_format_binds_an_answer_of_messages(http: httpx.Client):
+    schema = {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"]}
+    form = {"type": "json_schema", "schema": schema}
+    body = {"model": "scribe", "max_tokens": 60, "messages": [{"role": "user", "content": "x"}]}
+    answer = http.post(MESSAGES.path, json={**body, "output_format": form}).json()
+    assert json.loads(answer["content"][0]["text"]) == {"a": 7}
 
 
 def test_a_lease_lasts_as_long_as_the_cache_options_say(http: httpx.Client):

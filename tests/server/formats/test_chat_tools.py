@@ -3,12 +3,11 @@
 import json
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from ostinato.server.state import ServerState
-from tests.server.formats.conftest import says
+from tests.server.formats.conftest import prompt_and_answer, says
 
 WEATHER = {
     "type": "function",
@@ -263,21 +262,10 @@ def test_results_go_into_the_next_prompt(client: openai.OpenAI, url: str):
 
 def prompt_of(scribe: tuple[str, ServerState], **body: Any) -> str:
     """Return the prompt that a chat becomes, as the engine sees it."""
-    url, state = scribe
-    seen: list[Any] = []
-    make = state.llm.engine.make_request
-
-    def watch(prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(prompt.token_ids)
-        return make(prompt, *args, **kwargs)
-
-    state.llm.engine.make_request = watch
-    try:
-        body = {"model": "scribe", "max_tokens": 1, "messages": ASK, **body}
-        httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
-    finally:
-        state.llm.engine.make_request = make
-    return str(state.llm.engine.loaded.require_tokenizer().decode(seen[0]))
+    body = {"model": "scribe", "max_tokens": 1, "messages": ASK, **body}
+    prompt, answer = prompt_and_answer(scribe, "/v1/chat/completions", body)
+    answer.raise_for_status()
+    return prompt
 
 
 ROUND: list[Any] = [
@@ -324,9 +312,13 @@ def test_a_template_with_tools_is_handed_them(tool_scribe: tuple[str, ServerStat
     )
 
 
-def test_with_tool_choice_none_the_model_hears_of_no_tools(
+def test_tool_choice_leaves_the_prompt_as_it_is(
     scribe: tuple[str, ServerState], tool_scribe: tuple[str, ServerState]
 ):
+    """A turn that forbids or forces calls hits all that the turns before it left."""
     for server in (scribe, tool_scribe):
-        prompt = prompt_of(server, tools=[WEATHER], tool_choice="none")
-        assert prompt == "[user] How is the weather in Paris?\n[assistant] "
+        prompts = {
+            prompt_of(server, tools=[WEATHER], tool_choice=choice)
+            for choice in ("none", "auto", "required")
+        }
+        assert len(prompts) == 1

@@ -205,7 +205,6 @@ def test_what_is_not_to_be_stored_is_not(
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tools offers nothing"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"temperature": 9e99, "max_output_tokens": 0}, "max_output_tokens"),
         ({"asked": []}, "input is empty"),

@@ -115,7 +115,7 @@ class EngineSettings:
     device: str = _computing("cpu", hint="'cpu' is always there")
     """Device to compute on, as in torch."""
     attention: AttentionName = _computing("auto", page="attention.md")
-    """Attention backend; ``auto`` prefers the native library."""
+    """Attention backend; ``auto`` prefers the native library, and ``triton`` on a GPU."""
     forward: ForwardName = _computing("auto", page="forward.md")
     """How steps are computed on a CPU: ``auto`` packs weights and fuses the operations between
     products where the result is the same, ``packed`` only packs, ``plain`` does neither."""
@@ -126,6 +126,9 @@ class EngineSettings:
     )
     """Keep the weights of linear layers in 8 or 4 bits, on a CPU: ``int8`` or ``int4``; with
     activations in 8 bits as well, ``w8a8`` or ``w4a8``."""
+    portable_bits: bool = _computing(False, page="determinism.md#the-same-bits-on-every-processor")
+    """Refuse a model whose logits differ from processor to processor, and leave AMX unused: with
+    weights of 8 or 4 bits and ``kv_cache_dtype=int8`` they are the same on x86-64 and ARM."""
     weight_cache_bytes: int = _computing(
         32 * 2**30, minimum=0, unit="bytes", page="models.md#packed-weights"
     )

@@ -16,7 +16,7 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT, split_pools, split_states
-from ostinato.runner.attention.choice import (
+from ostinato.runner.attention_choice import (
     AttentionCase,
     check_attention_setting,
     choose_attention,
@@ -31,6 +31,7 @@ from ostinato.runner.malloc_tuning import keep_large_blocks
 from ostinato.runner.memory import memory_for, num_blocks_for
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_runner import ModelRunner
+from ostinato.runner.portable_bits import check_portable, use_portable_kernels
 from ostinato.settings import StateConfig, WindowConfig, window_blocks
 
 logger = logging.getLogger("ostinato")
@@ -66,8 +67,10 @@ def set_up(config: EngineConfig) -> Setup:
         ConfigError: A setting cannot be met.
         ModelError: The model cannot be served.
     """
-    check_attention_setting(config.attention)
+    check_attention_setting(config.attention, config.device)
     other_tokenizer = _read_tokenizer(config)
+    if config.portable_bits:
+        use_portable_kernels()
     loaded = load_model(
         config.model,
         config.dtype,
@@ -90,6 +93,8 @@ def set_up(config: EngineConfig) -> Setup:
     groups = group_layers(spec, scheduling.max_model_len)
     sizes = size_pools(config, scheduling, loaded, groups, kv_dtype)
     case = AttentionCase(spec, loaded.dtype, kv_dtype, config.block_size, loaded.device)
+    if config.portable_bits:
+        check_portable(loaded, config.attention, case)
     attention = choose_attention(config.attention, case, config.read_once)
     num_slots = 0 if sizes.states is None else sizes.states.num_slots
     blocks = [sizes.num_blocks, *(window.num_blocks for window in sizes.windows)]

@@ -12,7 +12,6 @@ Files in reading order:
 * ``torch_backend``: attention in plain torch, on any device and in any dtype
 * ``native_plan``: plans how the native library reads a step
 * ``native_backend``: attention by the native library, on a CPU
-* ``choice``: chooses the native library or plain torch
 * ``registration``: registers attention with the models of ``transformers``
 * ``mask_request``: checks the model's own mask against its layers' windows
 """

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.inputs import Ints
+from ostinato.runner.native.angles import ExactFunctions
 from ostinato.runner.native.checks import within
 
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -147,12 +148,16 @@ class Angles:
         return Lookup.of(self._table, positions)
 
     def own(self, positions: Ints) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines as the model's module gives them, shape (1, num_tokens, dim)."""
+        """Return cosines and sines as the model's module gives them, shape (1, num_tokens, dim).
+
+        Their bits are the same on every system.
+        """
         row = torch.from_numpy(positions)
         row = row[:, None] if row.ndim == 2 else row[None]
         kind = self._kind.layer_type
         further = () if kind is None else (kind,)
-        return cast(tuple[Tensor, Tensor], self._module(self._like, row, *further))
+        with ExactFunctions():
+            return cast(tuple[Tensor, Tensor], self._module(self._like, row, *further))
 
     def _computed(self, positions: Ints) -> Tensor:
         """Return one cosine and one sine per pair, shape (num_positions, dim)."""

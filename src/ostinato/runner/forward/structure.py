@@ -44,6 +44,7 @@ from ostinato.runner.forward.stand_ins import (
     layout_of,
     norm_of,
 )
+from ostinato.runner.native.angles import settle_frequencies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -133,6 +134,7 @@ def parse_decoder(
     Effects: replaces its linear layers by packed ones; the model itself keeps working.
     """
     decoder = _Description(model, styles).decoder()
+    settle_frequencies(decoder.rotary)
     for projection in decoder.projections():
         projection.pack(pack)
     head, embedding = cast(nn.Linear, model.get_output_embeddings()), decoder.embedding

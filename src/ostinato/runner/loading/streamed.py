@@ -48,6 +48,7 @@ from ostinato.runner.loading.skeleton import (
 )
 from ostinato.runner.loading.weight_source import SafetensorsSource, WeightSource
 from ostinato.runner.model_call import LaterCall, ModelCall
+from ostinato.runner.native.angles import settle_frequencies
 from ostinato.runner.native.packed import PackedWeight, required_library
 from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
 from ostinato.runner.quantization import quantization_settings
@@ -298,6 +299,7 @@ def scale_rope(model: "PreTrainedModel", source: WeightSource) -> None:
     factors = getattr(source, "rope_factors", None)
     if factors is not None:
         rotary = cast(Any, model.get_decoder()).rotary_emb
+        settle_frequencies(rotary)
         rotary.inv_freq = rotary.inv_freq / factors.to(rotary.inv_freq)
 
 

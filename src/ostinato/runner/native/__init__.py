@@ -11,6 +11,7 @@ it, everything runs in plain torch. Files in reading order:
 * ``scale_tiles``: scales of a quantized weight, in the layouts of the library
 * ``code_packing``: packs rows of blocks, numbers or codes as tiles of a quantized weight
 * ``argmax``: the largest number of each row
+* ``angles``: frequencies and angles of RoPE with the same bits on every system
 * ``sampling``: sampling, and log-probabilities
 * ``delta``: the step of a gated delta rule
 * ``store``: a KV store that the library reads

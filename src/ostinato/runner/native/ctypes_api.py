@@ -149,6 +149,7 @@ def declare(native: ctypes.CDLL) -> None:
         "ost_route": (pointer,),
         "ost_run_experts": (pointer,),
         "ost_sample": (pointer,),
+        "ost_turns": (pointer, pointer, pointer, many),
         "ost_unpack": (pointer,),
     }.items():
         function = getattr(native, name)

@@ -215,7 +215,7 @@ class NativeKVStore(KVStore):
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"{num_bytes:,} bytes") from error
-        with suppress(OSError):  # without huge pages, small ones are used
+        with suppress(OSError, AttributeError):  # without huge pages (macOS), small ones are used
             memory.madvise(mmap.MADV_HUGEPAGE)
         content = np.frombuffer(memory, dtype=np.uint8)
         first_bytes = min(self.num_slots, TOKENS_AT_START) * size

@@ -131,11 +131,13 @@ def constrain(
     form = params.structured_outputs  # of the whole answer, including calls
     if form is None:
         form = _form_of(answer, use, formats)
-    elif answer is not None or use.choice != "auto":
+    elif answer is not None or use.choice == "required":
         raise InvalidSamplingParams(
             f"structured_outputs constrains the whole answer: leave out {field}, and leave "
             "tool_choice at auto"
         )
+    if use.tools and use.choice == "none" and form is None and formats.tools.opens:
+        params = replace(params, bad_words=(*params.bad_words, formats.tools.opens))
     stops = _stops(use, formats)
     if form is params.structured_outputs and not stops:
         return params  # unchanged, and checked already
@@ -153,7 +155,7 @@ def _form_of(
 ) -> StructuredOutputs | None:
     """Return the structured output that an answer must follow, if any."""
     is_framed = formats.reasoning is not None and bool(formats.reasoning.frames)
-    if not use.tools:
+    if not use.may_call:
         return answer
     if use.choice == "auto" and is_framed:
         return answer  # calls stand outside of the answer's text

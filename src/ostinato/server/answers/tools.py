@@ -8,7 +8,8 @@ turns are written into the assistant's text, and results are shown to the user's
 ====================  =====================================================================
 ``tool_choice``       what the model may write
 ====================  =====================================================================
-none                  text; the prompt does not mention tools
+none                  text: the mark that begins a call is not sampled, where a format has one; the
+                      prompt shows the tools, so that it begins as in other turns
 auto                  anything; calls are read out of it. If a tool is ``strict``, a call that is
                       begun fits the schema (not in harmony's format)
 required              one call or several, of any tool, that fit their schemas

@@ -56,7 +56,7 @@ router = APIRouter(tags=["chat"], route_class=DialectRoute)
 @router.post(ENDPOINT, response_model=ChatCompletion)
 async def chat(body: ChatBody, request: Request, state: StateDep, caller: CallerDep) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    accept_fields(request, state, CHAT, body)
+    accept_fields(request, state, CHAT, body, body.left_out())
     call = open_call(state, body, ENDPOINT, "chatcmpl-", chat_params(body, state.formats))
     check_room(state, caller, [call])  # before any work on the prompt
     settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())

@@ -8,7 +8,7 @@ from ostinato.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.protocol.chat import ChatMessage, TemplateFields
 from ostinato.protocol.conversation import ToolUse
 from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
-from ostinato.protocol.tools import MOST_TOOLS, ToolBody, tool_use
+from ostinato.protocol.tools import MOST_TOOLS, ChatTool, tool_use
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.generation import adapter_of
 from ostinato.server.prompting import render_chat, sender
@@ -27,7 +27,7 @@ class TokenizeBody(TemplateFields):
     messages: Items[ChatMessage] | None = Field(
         default=None, min_length=1, max_length=MOST_MESSAGES
     )
-    tools: Items[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tools: Items[ChatTool] = Field(default_factory=list, max_length=MOST_TOOLS)
     add_special_tokens: bool | None = Field(
         default=None, description="Add the tokenizer's special tokens to a text."
     )

@@ -1,7 +1,7 @@
-"""Chooses the native library or plain torch.
+"""Chooses the native library, Triton or plain torch.
 
-The library is several times faster, and supports CPUs, three formats and blocks of a multiple of
-sixteen tokens. Torch computes everything else.
+The library supports CPUs, three formats and blocks of a multiple of sixteen tokens, and Triton
+GPUs. Torch computes everything else, several times slower.
 """
 
 import functools
@@ -14,6 +14,8 @@ from ostinato.core.errors import ConfigError
 from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
+from ostinato.runner.gpu.availability import why_no_triton, why_not_in_triton
+from ostinato.runner.gpu.backend import TritonAttention
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.native.ctypes_api import DTYPES, KV_DTYPES
 from ostinato.runner.native.library import library, why_missing
@@ -42,15 +44,17 @@ class AttentionCase:
     device: torch.device
 
 
-def check_attention_setting(name: AttentionName) -> None:
+def check_attention_setting(name: AttentionName, device: str = "cpu") -> None:
     """Load the library, and check its settings before a model is loaded.
 
     Raises:
-        ConfigError: The library is required by name, and missing; or ``OSTINATO_ISA`` names an
-            instruction set that this machine lacks.
+        ConfigError: The library or Triton is required by name, and missing; or ``OSTINATO_ISA``
+            names an instruction set that this machine lacks.
     """
     if library() is None and name == "native":
-        raise _refusal(None)
+        raise _refusal(name, why_missing())
+    if name == "triton" and (hindrance := why_no_triton(torch.device(device))) is not None:
+        raise _refusal(name, hindrance)
 
 
 def choose_attention(
@@ -59,42 +63,48 @@ def choose_attention(
     """Choose the backend.
 
     Args:
-        name: ``native``, ``torch``, or ``auto``: the library wherever it can.
+        name: ``native``, ``triton``, ``torch``, or ``auto``: the library or Triton wherever it can.
         case: The requirements.
         read_once: When blocks shared by sequences are read once.
 
     Raises:
-        ConfigError: The library is required by name, and does not support the case.
+        ConfigError: The library or Triton is required by name, and does not support the case.
 
-    Effects: logs once per reason why ``auto`` does not use the library, except on a GPU or in
-        float64, which it never supports.
+    Effects: logs once per reason why ``auto`` uses torch, except in float64, which no other
+        backend supports.
     """
-    if name == "torch":
-        return TorchAttention(sharing=SHARING[read_once])
-    hindrance = why_torch("auto", case)
-    native = library() if hindrance is None else None
-    if native is not None:
+    hindrance, on_gpu = why_torch(name, case), _on_gpu(name, case)
+    native = None if on_gpu else library()
+    if hindrance is None and on_gpu:
+        return TritonAttention(read_once)
+    if hindrance is None and native is not None:
         return NativeAttention(native, read_once)
-    if name == "native":
-        raise _refusal(hindrance)
-    if hindrance is not None and case.device.type == "cpu" and case.dtype != torch.float64:
+    if name in ("native", "triton"):
+        raise _refusal(name, hindrance or why_missing())
+    if hindrance is not None and name == "auto" and case.dtype != torch.float64:
         log_once(hindrance)
     return TorchAttention(sharing=SHARING[read_once])
 
 
-def _refusal(hindrance: str | None) -> ConfigError:
-    """Return why the library is unavailable; None if it is available."""
-    reason = hindrance or why_missing()
-    return ConfigError(f"attention='native' is unavailable: {reason}; or set attention='auto'")
+def _on_gpu(name: AttentionName, case: AttentionCase) -> bool:
+    return name == "triton" or (name == "auto" and case.device.type == "cuda")
+
+
+def _refusal(name: str, reason: str | None) -> ConfigError:
+    """Return why a backend is unavailable."""
+    return ConfigError(f"attention={name!r} is unavailable: {reason}; or set attention='auto'")
 
 
 def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
-    """Return why torch computes a case although the library is available; None if it does not.
+    """Return why torch computes a case on a machine that has the backends; None if it does not.
 
     Names the first unsupported property, with the setting that would help.
     """
     if name == "torch":
         return "attention='torch' is set"
+    if _on_gpu(name, case):
+        missing = why_no_triton(case.device)
+        return missing or why_not_in_triton(case.spec, case.dtype, case.kv_dtype)
     if case.device.type != "cpu":
         return f"device={str(case.device)!r}, and the library computes on a CPU"
     for setting, dtype, known in (
@@ -111,6 +121,15 @@ def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
         if kept.key_dim % 2:
             return f"layer {layer} has keys of {kept.key_dim} elements, and it must be even"
     return None
+
+
+def attention_in_use(name: AttentionName, case: AttentionCase) -> str:
+    """Return the name of the backend of a case."""
+    if why_torch(name, case) is not None:
+        return "torch"
+    if _on_gpu(name, case):
+        return "triton"
+    return "torch" if library() is None else "native"
 
 
 @functools.cache

@@ -1,0 +1,53 @@
+"""The kernels compile for three GPUs on a machine without one, within their limits.
+
+In a process of its own: in this one they are made for the interpreter.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.runner.gpu.availability import INTERPRETER_VARIABLE
+from tests.support.triton import needs_triton
+
+pytestmark = needs_triton
+
+SCRIPT = Path(__file__).parents[3] / "scripts/gpu_compile.py"
+
+
+def compiled(tmp_path: Path, *options: str) -> list[dict[str, Any]]:
+    environment = {k: v for k, v in os.environ.items() if k != INTERPRETER_VARIABLE}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)  # compile, whatever was compiled before
+    command = [sys.executable, str(SCRIPT), "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+TARGETS = ["sm_80", "sm_90", "gfx942"]
+
+
+def test_kernels_compile_without_spills_and_within_shared_memory(tmp_path: Path):
+    """Plain, and over codes with every feature and sections; heads of 256 elements at night."""
+    results = compiled(tmp_path, "--few")
+
+    kernels = ["attend 16", "attend 128", "merge", "store", "attend 32", "merge", "store"]
+    assert [(r["target"], r["kernel"]) for r in results] == [
+        (target, kernel)
+        for variant in (kernels[:4], kernels[4:])
+        for target in TARGETS
+        for kernel in variant
+    ]
+    assert all(r["is_within_limits"] and r["code_bytes"] > 0 for r in results)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_variant_compiles(tmp_path: Path, target: str):
+    assert compiled(tmp_path, "--all", "--target", target)
