@@ -22,11 +22,16 @@ LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
 PROMPTS = {"prompts": {"query": "Instruct: find it\nQuery:", "document": ""}}
 
 
-def modules(*kinds: str) -> list[dict[str, str]]:
+def modules(*kinds: str) -> list[dict[str, Any]]:
     folders = {"Pooling": "1_Pooling"}
     return [
-        {"type": f"sentence_transformers.models.{kind}", "path": folders.get(kind, "")}
-        for kind in kinds
+        {
+            "idx": index,
+            "name": str(index),
+            "type": f"sentence_transformers.models.{kind}",
+            "path": folders.get(kind, ""),
+        }
+        for index, kind in enumerate(kinds)
     ]
 
 
