@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.runner.attention.choice import AttentionCase, why_torch
+from ostinato.runner.attention_choice import AttentionCase, why_torch
 from ostinato.runner.forward.embedding_and_rope import STATIC_ROPE
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.quantized import QuantizedWeight
