@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -242,9 +243,7 @@ def main() -> None:
             if name == "llamacpp":
                 program = options.peers / "llamacpp" / "bin" / "llama-server"
                 engine = LlamaCpp(program, options.model, Path(folder), scene)
-            columns[name] = measure(
-                engine, scene, lambda line, name=name: print(f"{name}: {line}", flush=True)
-            )
+            columns[name] = measure(engine, scene, partial(print, f"{name}:", flush=True))
     if options.json:
         content = {name: vars(figures) for name, figures in columns.items()}
         options.json.write_text(json.dumps(content))
