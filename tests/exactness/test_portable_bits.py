@@ -56,7 +56,7 @@ def answers_of(llm: LLM) -> dict[str, Any]:
         rows.update(row.tobytes() for row in logits.contiguous().view(width).numpy())
         return logits
 
-    llm.engine.runner.forward = recorded  # type: ignore[method-assign]
+    llm.engine.runner.forward = recorded
     tokens = []
     for temperature in (0.0, 0.9):
         params = SamplingParams(
