@@ -23,7 +23,7 @@ def portable_numbers(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x ^= x >> np.uint64(31)
     parts = [(x >> np.uint64(16 * i)) & np.uint64(0xFFFF) for i in range(4)]
-    total = sum(part.astype(np.int64) for part in parts) - 2 * 0xFFFF
+    total = np.array(parts).astype(np.int64).sum(axis=0) - 2 * 0xFFFF
     return torch.from_numpy((total / 65536).astype(np.float32).reshape(shape))
 
 

@@ -73,7 +73,7 @@ def test_what_is_no_angle_stays_with_torch():
 
 def test_frequencies_become_powers_that_are_rounded_right(checkpoints: Checkpoints):
     """The powers of torch differ from one instruction set to the next."""
-    rotary = rotary_of(checkpoints, "default")
+    rotary: Any = rotary_of(checkpoints, "default")
     rotary.inv_freq = type(rotary)(rotary.config).inv_freq
     settle_frequencies(rotary)
 
