@@ -136,7 +136,8 @@ def serving(command: list[str], port: int, figures: Figures) -> Iterator[httpx.C
         watch = threading.Thread(target=_watch, args=(server, figures), daemon=True)
         watch.start()
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=_SECONDS) as http:
+            url, fresh = f"http://127.0.0.1:{port}", httpx.Limits(max_keepalive_connections=0)
+            with httpx.Client(base_url=url, timeout=_SECONDS, limits=fresh) as http:
                 _wait(http, server)
                 yield http
         finally:

@@ -47,6 +47,7 @@ from ostinato.runner.loading.pretrained import (
 )
 from ostinato.runner.loading.streamed import Assembled, LoadSettings, stream_model
 from ostinato.runner.loading.word_codes import WordCheckpoint, is_in_words, read_words
+from ostinato.runner.malloc_tuning import return_large_blocks
 from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization, quantization_settings
@@ -185,7 +186,8 @@ def load_model(
         BrokenCheckpoint: Files are missing or damaged, or weights do not fit the config.
         UnsupportedModel: It would load, but could not be served correctly.
 
-    Effects: may download; keeps packed weights and the fingerprint in the user's cache folder.
+    Effects: may download; keeps packed weights and the fingerprint in the user's cache folder;
+        malloc returns large blocks from now on, see ``runner.malloc_tuning``.
     """
     one_of("dtype", dtype, get_args(DtypeName))
     one_of("forward", forward, get_args(ForwardName))
@@ -195,6 +197,8 @@ def load_model(
     request = _Request(
         str(name), path, dtype, device, attention, forward, quantized, images, kv_bytes
     )
+    if device.type == "cpu":
+        return_large_blocks()
     with quiet(), _named_refusals(path):
         if path.is_dir():
             read_config(path)  # without one it is no checkpoint, whatever else is there
