@@ -23,7 +23,7 @@ TARGETS = ["q_proj", "v_proj"]
 @pytest.fixture(scope="module")
 def allowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with adapters that may be loaded, links to one outside, and some not served."""
-    folder, base = tmp_path_factory.mktemp("allowed"), resolve_model(MODEL)
+    folder, base = tmp_path_factory.mktemp("adapters") / "allowed", resolve_model(MODEL)
     save_adapter(base, folder / "sql", 1, target_modules=TARGETS)
     save_adapter(base, folder / "other", 2, target_modules=TARGETS)
     for seed in range(3):
