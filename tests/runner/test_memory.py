@@ -1,7 +1,9 @@
 """How many blocks fit?"""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from ostinato.core.errors import ConfigError
@@ -113,3 +115,27 @@ def test_a_container_without_limit_leaves_the_machines_memory(
     found = available_bytes()
 
     assert found is not None and found > 2**20
+
+
+def test_the_machines_free_memory_is_what_the_system_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As on macOS, which has neither ``/proc/meminfo`` nor control groups."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "none")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7 * 2**30))
+
+    assert available_bytes() == 7 * 2**30
+
+
+@pytest.mark.parametrize("error", [OSError, RuntimeError, psutil.AccessDenied])
+def test_a_system_that_does_not_say_leaves_the_size_to_a_setting(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail() -> None:
+        raise error()
+
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", fail)
+
+    assert available_bytes() is None

@@ -399,3 +399,28 @@ def test_a_tensor_of_any_dtype_and_shape_is_mapped_as_it_was(cache: Path):
     opened = Entry.open(cache / "key")
     assert all(torch.equal(opened.tensor(name), tensor) for name, tensor in tensors.items())
     assert "vector" in opened and "other" not in opened
+
+
+def test_weights_are_mapped_on_a_system_with_pages_of_16_kib(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Files align tensors to 4,096 bytes; macOS maps at multiples of 16,384 alone."""
+    cache.mkdir(parents=True)
+    writer = EntryWriter(2**20)
+    tensors = {name: torch.randn(1000 + n) for n, name in enumerate("abcdef")}
+    for name, tensor in tensors.items():
+        writer.add(name, tensor)
+    writer.publish("key")
+    offsets, map_file = [], mmap.mmap
+
+    def strict(fd: int, length: int, offset: int = 0, **options: Any) -> mmap.mmap:
+        offsets.append(offset)
+        assert offset % 16_384 == 0
+        return map_file(fd, length, offset=offset, **options)
+
+    monkeypatch.setattr(mmap, "ALLOCATIONGRANULARITY", 16_384)
+    monkeypatch.setattr(mmap, "mmap", strict)
+    opened = Entry.open(cache / "key")
+
+    assert all(torch.equal(opened.tensor(name), tensor) for name, tensor in tensors.items())
+    assert len(set(offsets)) > 1

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import logging
+import os
 import shutil
 import stat
 import struct
@@ -531,3 +532,60 @@ def test_macos_is_told_to_empty_the_memory_of_the_disk_as_well(
     written.sync()
 
     assert commands == [51]
+
+
+def test_macos_also_writes_through_what_a_folder_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    commands: list[int] = []
+    folder = LocalFolder(tmp_path / "tier")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: commands.append(command))
+
+    folder.create("000000000001.segment")
+
+    assert commands == [51]
+
+
+@pytest.mark.parametrize("code", [errno.ENOTSUP, errno.ENOTTY, errno.EINVAL])
+def test_on_a_file_system_without_f_fullfsync_fsync_has_to_be_enough(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Shares of a network, on macOS, which has no ``fdatasync`` either."""
+    written, synced = LocalFolder(tmp_path / "tier").create("000000000001.segment"), []
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", refusing(code))
+    monkeypatch.delattr(os, "fdatasync", raising=False)
+    monkeypatch.setattr(os, "fsync", synced.append)
+
+    written.sync()
+
+    assert len(synced) == 1
+
+
+def test_a_disk_that_fails_to_write_through_is_an_error_on_macos_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    written = LocalFolder(tmp_path / "tier").create("000000000001.segment")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", refusing(errno.EIO))
+
+    with pytest.raises(OSError, match=r"Errno 5"):
+        written.sync()
+
+
+def refusing(code: int) -> Callable[[int, int], None]:
+    """Return an ``fcntl`` that fails."""
+
+    def fail(fd: int, command: int) -> None:
+        raise OSError(code, "refused")
+
+    return fail
+
+
+def test_what_the_finder_leaves_in_a_folder_is_no_foreign_file(tmp_path: Path):
+    (tmp_path / ".DS_Store").touch()
+    folder = LocalFolder(tmp_path)
+    folder.create("000000000001.segment")
+
+    assert folder.names() == ["000000000001.segment", "lock"]

@@ -6,6 +6,7 @@ Questions and answers are bytes, each preceded by its length::
               └── over its limits: it is killed, and a new one starts with the next question
 
 A worker limits its own memory and processor time, and ends with its input, and so with its parent.
+macOS has no limit of memory that a process could set: there, processor time alone is limited.
 """
 
 import contextlib
@@ -90,7 +91,8 @@ def answer_questions(
         cpu_limit_s: Processor time of one question.
         memory_limit_bytes: Address space of all questions, on top of the initial size.
     """
-    _limit(resource.RLIMIT_AS, _address_space_bytes() + memory_limit_bytes)
+    if sys.platform != "darwin":
+        _limit(resource.RLIMIT_AS, _address_space_bytes() + memory_limit_bytes)
     _limit(resource.RLIMIT_CORE, 0)
     while (question := _read(sys.stdin.buffer)) is not None:
         _limit(resource.RLIMIT_CPU, math.ceil(_cpu_s() + cpu_limit_s))

@@ -22,7 +22,7 @@ from typing import Any
 from ostinato.core.errors import ConfigError
 
 MAX_MEMORY_BYTES = 8 * 2**30
-"""Of address space, which libraries reserve more of than they use."""
+"""Of address space, which libraries reserve more of than they use; macOS has no such limit."""
 
 _GRACE_S = 5.0
 """Processor time after the alarm, in which code may end."""
@@ -126,7 +126,8 @@ def with_alarm(seconds: float, call: Callable[[], Any]) -> Any:
 
 def main(function: str, result: str, seconds: str) -> None:
     """Run the function in this process; its arguments come over stdin."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    if sys.platform != "darwin":
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     max_seconds = round(float(seconds) + _GRACE_S) + 5  # what importing takes, too
     resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds + 1))
     module, _, name = function.partition(":")

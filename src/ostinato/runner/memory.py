@@ -4,9 +4,9 @@ By a number of blocks, by a number of bytes, or else by a share of the device's 
 to what the running sequences can use.
 """
 
-import os
 from pathlib import Path
 
+import psutil
 import torch
 
 from ostinato.core.errors import ConfigError
@@ -86,8 +86,8 @@ def memory_for(
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
     """Return the free memory of a device in bytes; None if it is unknown.
 
-    On a CPU this is what the kernel can provide without swapping, within the limit of the
-    container, if there is one.
+    On a CPU this is what the kernel can provide without swapping (macOS: free and inactive
+    pages), within the limit of the container, if there is one.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -106,16 +106,10 @@ def _checked_blocks(num_blocks: int, setting: str, bytes_per_block: int) -> int:
 
 
 def _machine_bytes() -> int | None:
-    """Return MemAvailable, or all memory if the kernel is not Linux."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    names = os.sysconf_names
-    if "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
+    try:
+        return int(psutil.virtual_memory().available)
+    except (OSError, RuntimeError, psutil.Error):  # /proc is not mounted, or a sandbox hides it
+        return None
 
 
 def _container_bytes() -> int | None:

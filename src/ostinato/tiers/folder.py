@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -97,7 +97,7 @@ class LocalFile:
 
     def sync(self) -> None:
         """Make all written bytes durable; OSError if the file was removed."""
-        _make_durable(self._fd)
+        _make_durable(self._fd, getattr(os, "fdatasync", os.fsync))  # macOS has only the latter
         if not os.fstat(self._fd).st_nlink:
             raise FileNotFoundError(errno.ENOENT, "the folder or its files were removed")
 
@@ -106,13 +106,20 @@ class LocalFile:
         os.ftruncate(self._fd, size)
 
 
-def _make_durable(fd: int) -> None:
-    """Write through to the disk; macOS leaves what ``fsync`` writes in the disk's own memory."""
+def _make_durable(fd: int, sync: Callable[[int], None]) -> None:
+    """Write through to the disk; macOS leaves what ``fsync`` writes in the disk's own memory.
+
+    Not all of its file systems can empty that memory: with others ``fsync`` has to be enough.
+    """
     full = getattr(fcntl, "F_FULLFSYNC", None)
-    if full is None:
-        os.fdatasync(fd)
-    else:
-        fcntl.fcntl(fd, full)
+    if full is not None:
+        try:
+            fcntl.fcntl(fd, full)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.ENOTTY, errno.EINVAL):
+                raise
+    sync(fd)
 
 
 class LocalFolder:
@@ -128,10 +135,10 @@ class LocalFolder:
         self._path = Path(path).absolute()
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            foreign = [x for x in os.listdir(self._path) if not OWN_FILES.fullmatch(x)]
+            foreign = [x for x in self.names() if not OWN_FILES.fullmatch(x)]
             if foreign:
                 raise ConfigError(
-                    f"kv_disk={str(path)!r}: holds {sorted(foreign)[0]!r}, which is not a file of "
+                    f"kv_disk={str(path)!r}: holds {foreign[0]!r}, which is not a file of "
                     "the disk tier: give it a folder of its own"
                 )
             self._lock = self._open_lock()
@@ -173,8 +180,8 @@ class LocalFolder:
         return str(self._path)
 
     def names(self) -> list[str]:
-        """Names of the files, sorted."""
-        return sorted(os.listdir(self._path))
+        """Names of the files, sorted, without what macOS's Finder leaves in folders."""
+        return sorted(set(os.listdir(self._path)) - {".DS_Store"})
 
     def create(self, name: str) -> LocalFile:
         """Create a file, durably."""
@@ -200,7 +207,7 @@ class LocalFolder:
     def _sync(self) -> None:
         fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            _make_durable(fd, os.fsync)
         finally:
             os.close(fd)
 

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import platform
+import sys
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
@@ -117,6 +118,8 @@ def _load() -> ctypes.CDLL | str:
 def _way_to_get_it() -> str:
     if COMPILER.exists():
         return "run `python native/compile.py`, which needs a C++ compiler, CMake and Ninja"
+    if sys.platform == "darwin":
+        return "install the package with OSTINATO_MACOS_LIBRARY=1, which has not been tried yet"
     return "install a C++ compiler, and then the package again"
 
 

@@ -20,6 +20,7 @@ import logging
 import resource
 import time
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ from ostinato.server.http_parts import BodyInPieces, CountedParser, LingeringTra
 _RESERVED_FILES = 128
 """File descriptors reserved for everything but connections."""
 
-_MOST_FILES = 65536
+_MOST_FILES, _OPEN_MAX = 65536, 10_240
 
 _MAX_HEAD_READS = 1024
 """Reads in which a request's head must arrive; a head has at most 16 KiB."""
@@ -293,12 +294,17 @@ class GuardedProtocol(H11Protocol):
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files to its maximum; return how many connections fit."""
+    """Raise the limit of open files to its maximum; return how many connections fit.
+
+    macOS names no maximum and refuses more than its kernel's, of which ``OPEN_MAX`` is the default.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        soft = limit
+    for value in (limit, min(limit, _OPEN_MAX)):
+        if soft != resource.RLIM_INFINITY and soft < value:
+            with suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (value, hard))
+                soft = value
     if soft == resource.RLIM_INFINITY:
         soft = _MOST_FILES
     return max(1, soft - _RESERVED_FILES)
