@@ -108,17 +108,17 @@ def main() -> None:
         "width": given.beams,
         "num_outputs": given.new,
     }
-    asked: dict[tuple[str, str], tuple[dict[str, Any], Question]] = {
+    questions: dict[tuple[str, str], tuple[dict[str, Any], Question]] = {
         ("vllm", "documents"): ({"engine": {"runner": "pooling", "convert": "embed"}}, embed),
         ("llamacpp", "documents"): ({"pools": True}, embed),
         ("vllm", "beams"): ({"engine": {"max_logprobs": 2 * given.beams}}, search),
     }
     for peer in ("vllm", "llamacpp") if given.peers_folder else ():
         for name, row in rows.items():
-            if (peer, name) not in asked:
+            if (peer, name) not in questions:
                 row.append("–")
                 continue
-            own, question = asked[peer, name]
+            own, question = questions[peer, name]
             small: Question = {"prompts": [warm]} if name == "documents" else {"prompt": warm}
             try:
                 [took] = peer_seconds(

@@ -1,4 +1,4 @@
-"""What ``scripts/gpu-check`` runs: checks of a whole engine on a GPU, then times of its kernels."""
+"""What ``scripts/gpu-check`` runs: checks of a whole engine on a GPU, then ``gpu_table``."""
 
 import argparse
 import asyncio
@@ -25,6 +25,7 @@ if "--rehearse" in sys.argv or os.environ.get("GPU_CHECK_DEVICE") == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
 import torch  # noqa: E402
+from gpu_table import Case, TableSizes, measure_bandwidth, measure_table  # noqa: E402
 
 LIMIT_S = 8 * 60
 """No check begins after so long; each takes seconds on a GPU."""
@@ -45,24 +46,18 @@ class Sizes:
         num_requests: Requests of which a third is cancelled.
         prompt_tokens: Tokens of a prompt.
         new_tokens: Tokens of an answer.
-        shared: Shared tokens of the table's decodes.
-        batches: Decodes at once.
-        chunk: Tokens of the table's prefill.
-        repeats: Runs whose median counts.
+        table: Of the times.
     """
 
     families: tuple[str, ...]
     num_requests: int
     prompt_tokens: int
     new_tokens: int
-    shared: tuple[int, ...]
-    batches: tuple[int, ...]
-    chunk: int
-    repeats: int
+    table: TableSizes
 
 
-WHOLE = Sizes(FAMILIES, 1000, 120, 16, (512, 4096, 32768), (1, 16, 64), 2048, 20)
-TINY = Sizes(FAMILIES[:1], 6, 20, 2, (32,), (1, 2), 16, 1)
+WHOLE = Sizes(FAMILIES, 1000, 120, 16, TableSizes((512, 4096, 32768), (1, 16, 64), 64, 2048, 20))
+TINY = Sizes(FAMILIES[:1], 6, 20, 2, TableSizes((32,), (1, 2), 16, 16, 1))
 
 
 class CheckFailed(Exception):
@@ -283,208 +278,6 @@ CHECKS: dict[str, Callable[[Context], dict[str, Any]]] = {
 }
 
 
-class Case:
-    """Decodes on a shared prefix with private tails, or one chunk, in bfloat16 with 8-bit rows off.
-
-    Attributes:
-        batch: Sequences.
-        shared: Tokens that all of them share.
-    """
-
-    def __init__(
-        self, device: str, batch: int, shared: int, tail: int, new: int = 1, same_bits: bool = False
-    ) -> None:
-        """Fill a store with random keys and values; the first sequence is the same in all cases."""
-        import numpy as np
-
-        from ostinato.runner.inputs import AttentionMetadata
-        from ostinato.runner.kv.kv_store import KVSpec, LayerKV
-
-        self.device, self.batch, self.shared, self.new = torch.device(device), batch, shared, new
-        on_gpu = self.device.type == "cuda"
-        self.heads, self.kv_heads, self.dim = (32, 8, 128) if on_gpu else (4, 2, 32)
-        self.dtype = torch.bfloat16 if on_gpu else torch.float32
-        size, self.length = 16, shared + tail
-        columns, common = -(-self.length // size), shared // size
-        own = np.arange(batch * (columns - common)).reshape(batch, -1) + common
-        self.tables = np.concatenate((np.tile(np.arange(common), (batch, 1)), own), axis=1)
-        self.num_blocks = int(self.tables.max()) + 1
-        self.spec = KVSpec((LayerKV(self.kv_heads, self.dim, self.dim),))
-        draw = torch.Generator().manual_seed(0)
-        rows = torch.randn(self.num_blocks * size, self.kv_heads, self.dim, generator=draw)
-        self.keys, self.values = (t.to(self.device, self.dtype) for t in (rows, rows.flip(2)))
-        draw = torch.Generator().manual_seed(1)
-        queries = torch.randn(batch * new, self.heads, self.dim, generator=draw)
-        self.queries = queries.to(self.device, self.dtype)
-        positions = np.arange(self.length - new, self.length)
-        slots = self.tables[:, positions // size] * size + positions % size
-        empty = np.empty(0, dtype=np.int64)
-        self.metadata = AttentionMetadata(
-            slots=slots.reshape(-1), copy_sources=empty, copy_targets=empty,
-            starts=np.arange(batch + 1) * new,
-            first_positions=np.full(batch, self.length - new),
-            blocks=self.tables.reshape(-1).astype(np.int64),
-            table_starts=np.arange(batch + 1) * columns, block_size=size, device=self.device,
-        )  # fmt: skip
-
-    def step(self, backend: Any) -> Callable[[], torch.Tensor]:
-        """Return a call that reads one layer, its plan and store ready."""
-        from ostinato.runner.attention.backend import AttentionStyle
-
-        store = backend.new_store(self.spec, self.num_blocks, 16, self.dtype, self.device)
-        store.write(0, self.keys, self.values, torch.arange(len(self.keys), device=self.device))
-        step, style = backend.start(self.metadata, store), AttentionStyle(self.dim**-0.5)
-        return lambda: step.read(0, self.queries, self.keys, self.values, style)
-
-    def attend(self, backend: Any) -> torch.Tensor:
-        """Read one layer once."""
-        return self.step(backend)()
-
-    @property
-    def distinct_bytes(self) -> int:
-        """Bytes of all distinct keys and values."""
-        num_keys = self.shared + self.batch * (self.length - self.shared)
-        return num_keys * self.kv_heads * self.dim * 2 * self.dtype.itemsize
-
-
-def sdpa_per_request(case: Case) -> Callable[[], torch.Tensor]:
-    """Return torch's attention, one call for each request over its own keys."""
-    slots = torch.from_numpy(case.tables).to(case.device)[:, :, None] * 16
-    slots = (slots + torch.arange(16, device=case.device)).flatten(1)[:, : case.length]
-    group = case.heads // case.kv_heads
-    kept = [
-        tuple(
-            t[s].transpose(0, 1).repeat_interleave(group, 0)[None] for t in (case.keys, case.values)
-        )
-        for s in slots
-    ]
-    queries = case.queries.view(case.batch, case.new, case.heads, case.dim).transpose(1, 2)
-    seen = torch.ones(case.new, case.length, dtype=torch.bool, device=case.device)
-    seen = seen.tril(case.length - case.new)
-    attend = torch.nn.functional.scaled_dot_product_attention
-
-    def run() -> torch.Tensor:
-        parts = [
-            attend(queries[i : i + 1], keys, values, attn_mask=seen)
-            for i, (keys, values) in enumerate(kept)
-        ]
-        return torch.cat(parts).transpose(1, 2).flatten(0, 1)
-
-    return run
-
-
-def flashinfer_cascade(case: Case) -> Callable[[], torch.Tensor] | None:
-    """Return FlashInfer's cascade of two levels; None without FlashInfer, or for a chunk."""
-    try:
-        import flashinfer
-    except ImportError:
-        return None
-    if case.new > 1 or case.device.type != "cuda":
-        return None
-    options: dict[str, Any] = {"dtype": torch.int32, "device": case.device}
-    tables, common = torch.tensor(case.tables, **options), case.shared // 16
-    own = tables.shape[1] - common
-    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(
-        2, torch.empty(2**28, dtype=torch.uint8, device=case.device), "NHD"
-    )
-    last = case.length - (tables.shape[1] - 1) * 16
-    wrapper.plan(
-        [torch.tensor([0, case.batch], **options), torch.arange(case.batch + 1, **options)],
-        [torch.tensor([0, common], **options), torch.arange(case.batch + 1, **options) * own],
-        [tables[0, :common].contiguous(), tables[:, common:].reshape(-1).contiguous()],
-        [torch.tensor([16], **options), torch.full((case.batch,), last, **options)],
-        case.heads, case.kv_heads, case.dim, 16, q_data_type=case.dtype,
-    )  # fmt: skip
-    shape = (case.num_blocks, 16, case.kv_heads, case.dim)
-    paged = torch.stack((case.keys.view(shape), case.values.view(shape)), dim=1)
-    return lambda: wrapper.run(case.queries, paged)
-
-
-def vllm_paged(case: Case) -> Callable[[], torch.Tensor] | None:
-    """Return vLLM's FlashAttention over block tables, per request; None without vLLM."""
-    try:
-        from vllm.vllm_flash_attn import flash_attn_varlen_func
-    except ImportError:
-        return None
-    if case.device.type != "cuda":
-        return None
-    options: dict[str, Any] = {"dtype": torch.int32, "device": case.device}
-    shape = (case.num_blocks, 16, case.kv_heads, case.dim)
-    arguments = {
-        "q": case.queries, "k": case.keys.view(shape), "v": case.values.view(shape),
-        "max_seqlen_q": case.new, "max_seqlen_k": case.length, "causal": True,
-        "cu_seqlens_q": torch.arange(case.batch + 1, **options) * case.new,
-        "seqused_k": torch.full((case.batch,), case.length, **options),
-        "block_table": torch.tensor(case.tables, **options),
-    }  # fmt: skip
-    return lambda: flash_attn_varlen_func(**arguments)
-
-
-def measure_table(context: Context, bandwidth: float) -> Iterator[dict[str, Any]]:
-    """Yield times of attention in one layer, each beside others' where they are installed."""
-    from ostinato.runner.gpu.backend import TritonAttention
-
-    starts: dict[str, Callable[[Case], Callable[[], torch.Tensor] | None]] = {
-        "ours": lambda case: case.step(TritonAttention()),
-        "sdpa": sdpa_per_request,
-        "flashinfer": flashinfer_cascade,
-        "vllm": vllm_paged,
-    }
-    sizes, tail = context.sizes, 64 if context.device == "cuda" else 16
-    cases = [
-        (f"decode of {b}", b, shared, tail, 1) for shared in sizes.shared for b in sizes.batches
-    ]
-    cases += [("prefill", 1, shared, sizes.chunk, sizes.chunk) for shared in sizes.shared]
-    for name, batch, shared, own, new in cases:
-        case = Case(context.device, batch, shared, own, new)
-        row: dict[str, Any] = {"case": name, "shared_tokens": shared}
-        reference = None
-        for peer, start in starts.items():
-            try:
-                run = start(case)
-                row[f"{peer}_ms"] = (
-                    None if run is None else median_ms(run, case.device, sizes.repeats)
-                )
-                result = None if run is None else run().float()
-            except Exception as error:  # another library may raise anything
-                if peer == "ours":
-                    raise
-                row[f"{peer}_error"] = f"{type(error).__name__}: {error}"
-                continue
-            if result is not None and reference is not None:
-                row[f"{peer}_difference"] = float(
-                    (result.view_as(reference) - reference).abs().max()
-                )
-            reference = result if reference is None else reference
-        row["share_of_bandwidth"] = case.distinct_bytes / (row["ours_ms"] * 1e-3) / bandwidth
-        yield row
-
-
-def median_ms(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the median time of a call, after two more."""
-    times = []
-    for _ in range(repeats + 2 * (device.type == "cuda")):
-        synchronize(device)
-        start = time.perf_counter()
-        run()
-        synchronize(device)
-        times.append(1e3 * (time.perf_counter() - start))
-    return sorted(times[-repeats:])[repeats // 2]
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def measure_bandwidth(device: torch.device, repeats: int) -> float:
-    """Return bytes a second that a copy within the device reads and writes."""
-    source = torch.ones(2**30 if device.type == "cuda" else 2**20, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / (1e-3 * median_ms(lambda: target.copy_(source), device, repeats))
-
-
 def versions() -> dict[str, str]:
     """Return the versions of what may matter."""
     names = ("torch", "triton", "transformers", "flashinfer-python", "vllm", "ostinato")
@@ -535,8 +328,8 @@ def main() -> int:
         for result in run_checks(context, arguments.only or list(CHECKS), began):
             checks.append(result)
             print(json.dumps(result), flush=True)
-        bandwidth = measure_bandwidth(torch.device(device), sizes.repeats)
-        for row in measure_table(context, bandwidth):
+        bandwidth = measure_bandwidth(torch.device(device), sizes.table.repeats)
+        for row in measure_table(device, sizes.table, bandwidth):
             rows.append(row)
             print(json.dumps(row), flush=True)
             if time.monotonic() - began > LIMIT_S:

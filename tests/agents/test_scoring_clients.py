@@ -100,11 +100,12 @@ from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer(sys.argv[1], device="cpu", model_kwargs={"dtype": "float32"})
 query, documents = sys.argv[2], sys.argv[3:]
-asked, found = model.encode([query], prompt_name="query"), model.encode(documents)
+query_vectors = model.encode([query], prompt_name="query")
+document_vectors = model.encode(documents)
 print(json.dumps({
-    "query": asked[0].tolist(),
-    "documents": found.tolist(),
-    "similarity": model.similarity(asked, found)[0].tolist(),
+    "query": query_vectors[0].tolist(),
+    "documents": document_vectors.tolist(),
+    "similarity": model.similarity(query_vectors, document_vectors)[0].tolist(),
 }))
 """
 

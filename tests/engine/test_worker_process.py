@@ -34,7 +34,7 @@ def test_a_worker_answers_where_memory_cannot_be_limited(
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(question)))
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=output))
 
-    answer_questions(lambda asked: [asked.upper()], cpu_limit_s=5, memory_limit_bytes=2**20)
+    answer_questions(lambda text: [text.upper()], cpu_limit_s=5, memory_limit_bytes=2**20)
 
     assert output.getvalue()[8:] == b"ABC"
     assert (resource.RLIMIT_AS in kinds) == (system == "linux")

@@ -1,25 +1,19 @@
 """Systems whose wheels have the native library in them, and their tags."""
 
-import importlib.util
 import platform
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 from packaging.tags import mac_platforms
 
-ROOT = Path(__file__).parents[2]
+from tests.support.build_modules import build_module
 
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
     """Load the build's own module."""
-    spec = importlib.util.spec_from_file_location("build_hook", ROOT / "native/build_hook.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return build_module("build_hook")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A wheel's tag promises no more than its library keeps."""
 
-import importlib.util
 import platform
 import re
 import shutil
@@ -11,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from ostinato.runner.native.library import PATH
+from tests.support.build_modules import build_module
 
-ROOT = Path(__file__).parents[2]
 MACHINE = platform.machine()
 
 pytestmark = pytest.mark.skipif(
@@ -23,11 +22,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def manylinux() -> ModuleType:
     """Load the build's own module."""
-    spec = importlib.util.spec_from_file_location("manylinux", ROOT / "native/manylinux.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return build_module("manylinux")
 
 
 def compiled(folder: Path, source: str, *options: str) -> Path:

@@ -12,6 +12,8 @@ import ctypes
 import functools
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -33,16 +35,18 @@ def keep_large_blocks() -> bool:
     return _configure(LARGEST_KEPT_BYTES, MOST_KEPT_BYTES)
 
 
-def return_large_blocks() -> bool:
-    """Configure glibc to return large blocks at once, while a model is loaded.
+@contextmanager
+def returning_large_blocks() -> Iterator[None]:
+    """Return large blocks to the kernel at once within a block of code; keep them afterwards.
 
-    Weights are packed and written by the hundred, and glibc before 2.38 places an aligned block
-    behind free memory of the very same size: the heap grew by a gigabyte.
-
-    Returns:
-        As ``keep_large_blocks``.
+    For loading: weights are packed and written by the hundred, and glibc before 2.38 places an
+    aligned block behind free memory of the very same size, so that the heap grew by a gigabyte.
     """
-    return _configure(_RETURNED_BYTES, _RETURNED_BYTES)
+    _configure(_RETURNED_BYTES, _RETURNED_BYTES)
+    try:
+        yield
+    finally:
+        keep_large_blocks()
 
 
 def _configure(mmap_threshold: int, trim_threshold: int) -> bool:

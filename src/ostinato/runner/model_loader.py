@@ -47,7 +47,7 @@ from ostinato.runner.loading.pretrained import (
 )
 from ostinato.runner.loading.streamed import Assembled, LoadSettings, stream_model
 from ostinato.runner.loading.word_codes import WordCheckpoint, is_in_words, read_words
-from ostinato.runner.malloc_tuning import return_large_blocks
+from ostinato.runner.malloc_tuning import returning_large_blocks
 from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization, quantization_settings
@@ -187,7 +187,7 @@ def load_model(
         UnsupportedModel: It would load, but could not be served correctly.
 
     Effects: may download; keeps packed weights and the fingerprint in the user's cache folder;
-        malloc returns large blocks from now on, see ``runner.malloc_tuning``.
+        configures malloc, see ``runner.malloc_tuning``.
     """
     one_of("dtype", dtype, get_args(DtypeName))
     one_of("forward", forward, get_args(ForwardName))
@@ -197,9 +197,8 @@ def load_model(
     request = _Request(
         str(name), path, dtype, device, attention, forward, quantized, images, kv_bytes
     )
-    if device.type == "cpu":
-        return_large_blocks()
-    with quiet(), _named_refusals(path):
+    memory = returning_large_blocks() if device.type == "cpu" else nullcontext()
+    with memory, quiet(), _named_refusals(path):
         if path.is_dir():
             read_config(path)  # without one it is no checkpoint, whatever else is there
         files = weight_files(path)

@@ -115,14 +115,15 @@ class Sequence:
         A mean needs all hidden states, which no block has. None is all of them.
         """
         limit = self.next_scored - 1 if self.wants_prompt_logprobs else None
-        return limit if self.request.cache_read and self.request.params.pooling == "last" else 0
+        request = self.request
+        return limit if request.cache_read and not request.params.needs_whole_prompt else 0
 
     @property
     def reading_is_off(self) -> str:
         """The setting that keeps it from using hits; empty if it reads the cache."""
         if not self.request.cache_read:
             return "cache_read=False"
-        if self.request.params.pooling == "mean":
+        if self.request.params.needs_whole_prompt:
             return "pooling='mean'"
         if self.max_hit == 0:  # every logit is needed
             return f"prompt_logprobs={self.request.params.prompt_logprobs}"
@@ -216,7 +217,7 @@ class ScheduledChunk:
             targets, params.prompt_logprobs or 0,
             sequence.key.identity, sequence.table.state_slot, sequence.key.images, skipped,
             () if self.drafts is None else sequence.drafted_tasks(self.drafts),
-            sequence.hidden_sum if start or params.pooling == "last" else array("d"),
+            array("d") if params.needs_whole_prompt and not start else sequence.hidden_sum,
         )  # fmt: skip
 
 

@@ -151,7 +151,7 @@ class RequestFactory:
             constraint = self.grammars.compile(params.structured_outputs, prompt.cache_salt)
         constraint = self._bounded(constraint, prepared)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
-        reads = cache_read and params.pooling == "last"
+        reads = cache_read and not params.needs_whole_prompt
         reads &= params.prompt_logprobs is None or params.prompt_logprob_start > 1
         known = prompt.known
         search, scheduled = self._search(params, len(tokens))

@@ -27,7 +27,6 @@ from ostinato.runner.images.store import ImageStore
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.kv.layer_groups import LayerGroups, group_layers
 from ostinato.runner.loading.pretrained import load_tokenizer
-from ostinato.runner.malloc_tuning import keep_large_blocks
 from ostinato.runner.memory import memory_for, num_blocks_for
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_runner import ModelRunner
@@ -85,8 +84,6 @@ def set_up(config: EngineConfig) -> Setup:
     )
     if other_tokenizer is not None:
         loaded = replace(loaded, tokenizer=other_tokenizer)
-    if loaded.device.type == "cpu":
-        keep_large_blocks()
     limit, spec = loaded.length_limit, loaded.kv_spec
     scheduling = config.scheduler(config.longest(limit.num_tokens, limit.reason))
     kv_dtype = _kv_dtype(config, loaded.dtype)

@@ -247,7 +247,7 @@ class _Fixed(nn.Module):
 
 
 class _Answering(nn.Module):
-    """In place of a router or of experts: one answer, and what it was asked."""
+    """In place of a router or of experts: one answer, and the inputs are kept."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__()

@@ -260,35 +260,30 @@ class _Description:
         )
 
     def _feed_forward(self, layer: nn.Module, names: tuple[str, ...]) -> Part:
-        module, path = layer.get_submodule(names[0]), self._names[id(layer.get_submodule(names[0]))]
-        children = {name for name, _ in module.named_children()}
-        gate_up = next((each for each in _GATE_UP if children >= set(each)), None)
+        module = layer.get_submodule(names[0])
+        path, children = self._names[id(module)], dict(module.named_children())
+        gate_up = next((each for each in _GATE_UP if children.keys() >= set(each)), None)
         down = next((name for name in _DOWN if name in children), None)
+        router = next((n for n, child in children.items() if family_of(child) is not None), None)
+        experts = next((n for n, child in children.items() if is_experts(child)), None)
         try:
+            if router is not None and experts is not None and len(names) == 1:
+                return self._mixture(module, router, experts)
             if gate_up is None or down is None or len(names) > 1 or len(children) > 4:
                 raise Unknown(f"no operation for {type(module).__name__}")
             self._check_linears(module, (*gate_up, down))
             activation, has_up = activation_of(module, gate_up, down, self._model.dtype)
         except Unknown as unknown:
-            mixture = self._mixture(module, str(unknown)) if len(names) == 1 else str(unknown)
-            return Call(layer, names, False, None, mixture) if isinstance(mixture, str) else mixture
+            return Call(layer, names, False, None, str(unknown))
         parts = Projection(module, path, gate_up), Projection(module, path, (down,))
         return FeedForward(parts[0], activation, has_up, parts[1])
 
-    def _mixture(self, block: nn.Module, reason: str) -> Mixture | str:
-        """Describe a router and its experts, or say why they are called as a module."""
-        children = dict(block.named_children())
-        router = next((n for n, child in children.items() if family_of(child) is not None), None)
-        experts = next((n for n, child in children.items() if is_experts(child)), None)
-        if router is None or experts is None:
-            return reason
-        if (unpacked := why_unpacked_experts(children[experts])) is not None:
-            return unpacked
-        try:
-            num_chosen = cast(int, children[router].top_k)
-            check_mixture(block, router, experts, num_chosen, self._model.dtype)
-        except Unknown as unknown:
-            return str(unknown)
+    def _mixture(self, block: nn.Module, router: str, experts: str) -> Mixture:
+        """Describe a router and its experts."""
+        if (unpacked := why_unpacked_experts(block.get_submodule(experts))) is not None:
+            raise Unknown(unpacked)
+        num_chosen = int(cast(Any, block.get_submodule(router)).top_k)
+        check_mixture(block, router, experts, num_chosen, self._model.dtype)
         return Mixture(block, router, experts)
 
     def _check_linears(self, module: nn.Module, names: tuple[str, ...]) -> None:

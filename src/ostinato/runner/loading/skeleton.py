@@ -68,7 +68,7 @@ def trial_layers(model: "PreTrainedModel", spec: KVSpec, styles: tuple[Attention
 
 
 def trial_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a copy of a config with few experts; groups of experts keep all of theirs.
+    """Return a copy of a config with few experts; of groups, each keeps all its experts.
 
     A row is computed by each of its experts in the same way, however many there are to choose from.
     """
