@@ -28,7 +28,7 @@ class TableSizes:
 
 
 class Case:
-    """Decodes on a shared prefix with private tails, or one chunk; in bfloat16, on a CPU in float32.
+    """Decodes on a shared prefix with private tails, or one chunk; bfloat16, on a CPU float32.
 
     Attributes:
         batch: Sequences.
