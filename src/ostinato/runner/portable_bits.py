@@ -52,9 +52,9 @@ def _reasons(loaded: LoadedModel, name: AttentionName, case: AttentionCase) -> I
     if (hindrance := why_torch(name, case)) is not None or library() is None:
         yield f"attention is computed by torch ({hindrance or 'there is no native library'})"
     if case.kv_dtype != torch.int8:
-        yield f"keys and values are in {case.kv_dtype}: set kv_cache_dtype='int8'"
+        yield f"keys and values are in {_name(case.kv_dtype)}: set kv_cache_dtype='int8'"
     if loaded.dtype not in (torch.float32, torch.bfloat16):
-        yield f"the model computes in {loaded.dtype}: set dtype='float32' or 'bfloat16'"
+        yield f"the model computes in {_name(loaded.dtype)}: set dtype='float32' or 'bfloat16'"
     if loaded.fused is None or not loaded.fused.promises_bits:
         yield f"not all of the model is fused ({loaded.forward.reason})"
     else:
@@ -71,3 +71,7 @@ def _reasons_of(fused: FusedForward) -> Iterator[str]:
     kinds = getattr(decoder.rotary, "rope_type", "default")
     if not STATIC_ROPE.issuperset(kinds.values() if isinstance(kinds, dict) else (kinds,)):
         yield f"RoPE of type {kinds} depends on the length of the text"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,6 +1,8 @@
 """Models with experts: loaded in 16, 8 and 4 bits, and served with the same bits in any batch."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,9 @@ from benchmarks.peers.shapes import write_gguf
 from ostinato import LLM, SamplingParams
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.experts.mixture import PackedExperts
-from ostinato.runner.forward.quantized import QuantizedWeight
+from ostinato.runner.forward.quantized import QuantizedWeight, StoredRows
 from ostinato.runner.forward.weight_refs import weight_bytes
+from ostinato.runner.loading.skeleton import TRIAL_EXPERTS
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.packed import required_library
 from ostinato.runner.settings import QuantizationName
@@ -79,14 +82,19 @@ def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
 def test_a_gguf_file_with_experts_is_computed_with_its_own_blocks(
     checkpoints: Checkpoints, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Streamed, without loss: the experts' numbers are those that transformers reads."""
-    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 32, "num_experts": 8}
+    """Streamed, without loss: the experts' numbers are those that transformers reads.
+
+    There are more experts than the trial takes.
+    """
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 32, "num_experts": 24}
+    assert sizes["num_experts"] > TRIAL_EXPERTS
     path = checkpoints.path("qwen3_moe", **sizes)
     file = save_gguf(tmp_path / "tiny.gguf", path, kind, "qwen3moe")
     loaded = load_model(file, "float32", weight_cache_bytes=0)
     monkeypatch.setattr("ostinato.runner.model_loader.stream_model", lambda *_: None)
     plain = load_model(file, "float32", forward="plain", weight_cache_bytes=0)
 
+    assert (loaded.forward.name, loaded.forward.reason) == ("fused", "")
     for experts in experts_of(loaded):
         for part in experts.parts.values():
             assert isinstance(part.packed, QuantizedWeight)
@@ -98,6 +106,27 @@ def test_a_gguf_file_with_experts_is_computed_with_its_own_blocks(
     assert all(torch.equal(own[name], other[name]) for name in names)
     [output] = LLM(str(file)).generate(["The same prefix"], SamplingParams(max_tokens=4))
     assert len(output.outputs[0].token_ids) == 4
+
+
+def test_a_trial_packs_few_of_the_experts_in_a_gguf_file(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Gates, ups and downs of two layers: 16 experts each in the trial, then all 24."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 32, "num_experts": 24}
+    file = save_gguf(
+        tmp_path / "tiny.gguf", checkpoints.path("qwen3_moe", **sizes), "Q4_0", "qwen3moe"
+    )
+    num_parts: list[int] = []
+    of_rows = QuantizedWeight.of_rows
+
+    def counted(parts: Sequence[StoredRows], *settings: Any) -> QuantizedWeight:
+        num_parts.append(len(parts))
+        return of_rows(parts, *settings)
+
+    monkeypatch.setattr(QuantizedWeight, "of_rows", counted)
+    load_model(file, "bfloat16", weight_cache_bytes=0)
+
+    assert [count for count in num_parts if count > 3] == [32, 16, 32, 16, 48, 24, 48, 24]
 
 
 def test_a_gguf_file_as_people_download_it_is_computed_with_its_own_blocks(
