@@ -115,8 +115,8 @@ class Sequence:
         A mean needs all hidden states, which no block has. None is all of them.
         """
         limit = self.next_scored - 1 if self.wants_prompt_logprobs else None
-        request = self.request
-        return limit if request.cache_read and not request.params.needs_whole_prompt else 0
+        reads = self.request.cache_read and not self.request.params.needs_whole_prompt
+        return limit if reads else 0
 
     @property
     def reading_is_off(self) -> str:
@@ -201,8 +201,7 @@ class ScheduledChunk:
     def schedule(self) -> ScheduledSequence:
         """Return what the runner reads of it."""
         sequence, start = self.sequence, self.sequence.num_computed
-        params = sequence.request.params
-        targets, skipped = _NO_TOKENS, 0
+        params, targets, skipped = sequence.request.params, _NO_TOKENS, 0
         if sequence.wants_prompt_logprobs:
             skipped = max(0, sequence.next_scored - 1 - start)
             targets = sequence.request.prompt_token_ids[start + skipped + 1 : self.end + 1]
@@ -217,7 +216,7 @@ class ScheduledChunk:
             targets, params.prompt_logprobs or 0,
             sequence.key.identity, sequence.table.state_slot, sequence.key.images, skipped,
             () if self.drafts is None else sequence.drafted_tasks(self.drafts),
-            array("d") if params.needs_whole_prompt and not start else sequence.hidden_sum,
+            sequence.hidden_sum if start or not params.needs_whole_prompt else array("d"),
         )  # fmt: skip
 
 
