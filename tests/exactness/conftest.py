@@ -15,7 +15,7 @@ __all__ = ["checkpoints", "isa", "make_llm", "pooled_models", "reference_of", "u
 ReferenceOf = Callable[[str], Reference]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reference_of(checkpoints: Checkpoints) -> Iterator[ReferenceOf]:
     """Ask ``transformers`` instead; each family is loaded once."""
     references: dict[str, Reference] = {}
