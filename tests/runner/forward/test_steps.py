@@ -29,6 +29,8 @@ NATIVE = library()
 pytestmark = [needs_library, pytest.mark.usefixtures("module_isa")]
 
 DTYPES = ["bfloat16", "float32"]
+CASES = [(2, "bfloat16"), (1, "float32"), (2, "float32"), (1, "bfloat16")]
+"""Threads and dtypes."""
 
 TILED: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes that tiles divide; those of the other checkpoints they do not."""
@@ -73,16 +75,15 @@ def attention_called_apart(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel)
         return small_steps(loaded)
 
 
-@pairwise("threads", [2, 1], "dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pairwise("kind", KINDS, "case", CASES)
 def test_a_program_gives_the_very_logits_of_programs_between_calls_of_attention(
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
     programs: list[int],
     kind: str,
-    threads: int,
-    dtype: Any,
+    case: tuple[int, Any],
 ):
+    threads, dtype = case
     family, changes = KINDS[kind]
     loaded = load_model(checkpoints.path(family, **changes), dtype)
     assert isinstance(loaded.fused, FusedForward)
@@ -195,8 +196,7 @@ def long_step(loaded: LoadedModel, num_tokens: int) -> Tensor:
     return torch.cat((whole, bench.logits(sequence.rest())))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pairwise("kind", KINDS, "threads", [1, 2])
 def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logits(
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
