@@ -25,6 +25,7 @@ struct Bytes {
   static constexpr int32_t kZero = 0;  // the code of nothing, where a group has none of its own
   static constexpr int16_t kMore = 128;  // makes it a number without a sign
   static constexpr bool kStreams = true;
+  static constexpr bool kAreSmall = false;  // see codes_small.h
   template <int kDot>
   static Pairs load(const char *step, int side) {
     return load_bytes(step + kDot * 64 + side * 32);
@@ -54,6 +55,11 @@ struct Halves {
   static constexpr int kRows = kHalvesRows, kWholeRows = kWholeHalvesRows;
   static constexpr int kStepBytes = 128, kSideBytes = 64, kDotInputs = 4;
   static constexpr bool kStreams = true;
+#if defined(OST_SMALL_SUMS)
+  static constexpr bool kAreSmall = true;
+#else
+  static constexpr bool kAreSmall = false;
+#endif
   static constexpr int kOrder[kStepInputs] = {0, 4, 1, 5, 2, 6, 3, 7};
   template <int kDot>
   static Pairs load(const char *step, int side) {
@@ -74,7 +80,7 @@ struct Quads {
   using Input = int8_t;
   static constexpr int kRows = kMostRows, kWholeRows = kRowsOfWholeTiles;
   static constexpr int kStepBytes = 256, kSideBytes = 64, kDotInputs = 4;
-  static constexpr bool kStreams = false;
+  static constexpr bool kStreams = false, kAreSmall = false;
   template <int kDot>
   static Pairs load(const char *step, int side) {
     return load_quads(step + kDot * 128 + side * 64);
@@ -102,12 +108,12 @@ inline const char *codes_of_tile(const ost_product &p, int64_t tile) {
 }
 
 // A span has one scale of a row. Of 16 bits, it is so short that 32 bits hold its sums:
-// 32767 * 255 * 256; of 8 bits, a row is one.
+// 32767 * 255 * 256; of 8 bits, the product says how long it is.
 constexpr int64_t kSpanInputs = 256;
 
 inline int64_t end_of_span(const ost_product &p, int64_t begin) {
-  if (p.activation_bits == 8) return p.num_inputs;
-  return std::min<int64_t>((begin / kSpanInputs + 1) * kSpanInputs, p.num_inputs);
+  const int64_t span = p.activation_bits == 0 ? kSpanInputs : p.activation_group;
+  return span == 0 ? p.num_inputs : std::min((begin / span + 1) * span, int64_t{p.num_inputs});
 }
 
 // A block has one scale of the weight's as well.

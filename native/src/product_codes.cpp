@@ -13,9 +13,8 @@
 //
 // Rows of float32 and float16 as they are, and AMX, multiply with tiles that are expanded to plain
 // numbers, see product.cpp.
-#include "codes_rows.h"
-#include "codes_unpack.h"
-// after them
+#include "codes_small.h"
+// after it
 #include "product_kernels.h"
 
 namespace ost {
@@ -25,11 +24,6 @@ namespace {
 #if defined(OST_QUADS)
 constexpr int32_t kFewRows = 16;  // up to here it does not pay to unpack a tile first
 #endif
-
-struct Tile {
-  const char *codes;
-  int64_t index;
-};
 
 // Integers of kRows rows, and their sums with kSides * 16 outputs over a block.
 template <class Codes, int kRows, int kSides>
@@ -57,54 +51,10 @@ struct Block {
     (add_dot<kDots>(step, input), ...);
   }
 
-  static constexpr int64_t kSteps = 1;  // that are added at a time
   void add(const char *step, int64_t input) {
     add_step(step, input, std::make_integer_sequence<int, kStepInputs / Codes::kDotInputs>{});
   }
 };
-
-#if defined(OST_SMALL_SUMS)
-// Sums of bytes are of 16 bits where the processor has no others, hence of four steps alone.
-template <int kRows, int kSides>
-struct Block<Halves, kRows, kSides> {
-  const int8_t *rows[kRows];
-  Ints sums[kRows][kSides];
-  SmallSums small[kRows][kSides];
-
-  template <int kDot>
-  void add_dot(const char *step, int64_t input) {
-    Pairs weights[kSides];
-#pragma GCC unroll 2
-    for (int side = 0; side < kSides; ++side) weights[side] = Halves::load<kDot>(step, side);
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
-      const int8_t *from = rows[row] + input + kDot * Halves::kDotInputs;
-      const Pairs inputs = fill_pairs(reinterpret_cast<const int16_t *>(from));
-#pragma GCC unroll 2
-      for (int side = 0; side < kSides; ++side)
-        small[row][side] = add_small(small[row][side], weights[side], inputs);
-    }
-  }
-
-  template <class Function>
-  void each_sum(Function function) {
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row)
-#pragma GCC unroll 2
-      for (int side = 0; side < kSides; ++side) function(row, side);
-  }
-
-  static constexpr int64_t kSteps = 4;
-  void add(const char *step, int64_t input) {
-    each_sum([&](int row, int side) { small[row][side] = no_small_sums(); });
-    for (int64_t i = 0; i < kSteps; ++i, step += Halves::kStepBytes, input += kStepInputs) {
-      add_dot<0>(step, input);
-      add_dot<1>(step, input);
-    }
-    each_sum([&](int row, int side) { sums[row][side] = add_sums(sums[row][side], small[row][side]); });
-  }
-};
-#endif
 
 // What becomes of the sums of a block: numbers, which are added to those of the blocks before it in its
 // span, and at the end of the span to the totals of the rows.
@@ -165,10 +115,8 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const
             block.sums[row][side] = less(block.sums[row][side], zeros + place + side * 16,
                                          rows.sums[mark + row * rows.marks]);
       }
-      constexpr int64_t kSteps = Block<Codes, kRows, kSides>::kSteps;
-      for (int64_t input = i; input < end;
-           input += kSteps * kStepInputs, step += kSteps * Codes::kStepBytes) {
-        for (int64_t k = 0; k < kSteps; ++k) ask_ahead<Codes>(step + k * Codes::kStepBytes);
+      for (int64_t input = i; input < end; input += kStepInputs, step += Codes::kStepBytes) {
+        ask_ahead<Codes>(step);
         block.add(step, input);
       }
       const auto add = [&](auto begins, auto ends) {
@@ -203,8 +151,13 @@ template <class Codes, int kRows>
 void multiply_group(const ost_product &p, const Rows &rows, int64_t first_row, const Tile &tile) {
   constexpr int kSides = kRows <= Codes::kWholeRows ? 2 : 1;
   alignas(64) float totals[kRows][kTileOutputs];
-  for (int first = 0; first < 2; first += kSides)
-    sum<Codes, kRows, kSides>(p, rows, first_row, tile, first, totals);
+  for (int first = 0; first < 2; first += kSides) {
+#if defined(OST_SMALL_SUMS)
+    if constexpr (Codes::kAreSmall) sum_small<kRows, kSides>(p, rows, first_row, tile, first, totals);
+    else
+#endif
+      sum<Codes, kRows, kSides>(p, rows, first_row, tile, first, totals);
+  }
   put_rows(p, first_row, kRows, rows.parts, tile.index, totals);
 }
 
@@ -256,7 +209,7 @@ void multiply(const ost_product &p, int64_t first, int64_t last) {
 #endif
 #if defined(OST_HALVES)
   if constexpr (std::is_same_v<Codes, Nibbles>) {
-    if (p.activation_bits == 8 && p.group_size % kInputsPerStep == 0) {
+    if (p.activation_group == kInputsPerStep && p.group_size % kInputsPerStep == 0) {
       const Rows rows = integers_of<int8_t>(p, more, Halves::kOrder);
       for (int64_t tile = first; tile < last; ++tile)
         multiply_tile<Halves>(p, rows, {codes_of_tile<Nibbles>(p, tile), tile});

@@ -82,11 +82,12 @@ class ModelPool:
 
     def load(self, name: Any, *arguments: Any) -> LoadedModel:
         """Lend a model, or load one."""
-        dtype, device, attention, forward, revision, quantization, images, kv_bytes, *_ = arguments
+        *computing, images, kv_bytes, _ = arguments
+        revision = computing.pop(4)
         assert callable(kv_bytes), "the arguments of load_model have changed"
         if revision is not None:
             return load_model(name, *arguments)
-        key = _key(name, (dtype, device, attention, forward, quantization, images))
+        key = _key(name, (*computing, images))
         entry = self._unchanged(key)
         if entry and kv_bytes(entry.loaded.kv_spec, entry.loaded.dtype) > MAX_KV_BYTES:
             entry = None  # to load it may be refused
