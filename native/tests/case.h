@@ -102,7 +102,8 @@ class Store {
 
 inline const char *name_of_isa(int32_t isa) {
 #if defined(__aarch64__)
-  static const char *const names[] = {"generic", "NEON", "NEON with SDOT", "NEON with I8MM"};
+  static const char *const names[] = {"generic", "NEON", "NEON with SDOT", "NEON with I8MM",
+                                      "NEON with BF16"};
 #else
   static const char *const names[] = {"generic", "AVX2", "AVX-512", "AVX-512 BF16", "AMX"};
 #endif

@@ -18,6 +18,7 @@ from ostinato import LLM, SamplingParams
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.work.model_work import model_work
+from ostinato.runner.forward import quantized
 from ostinato.runner.forward.codes import CodeFormat, encode
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -148,8 +149,43 @@ def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
             assert torch.equal(weight.multiply(rows[-num_rows:]), whole[-num_rows:]), num_rows
 
 
+@pytest.fixture(params=[False, True], ids=["pairs", "blocks"])
+def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Pack codes in pairs, and as processors with instructions for blocks have them."""
+    monkeypatch.setattr(quantized, "packs_blocks", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("activation_bits", [0, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("format", FORMATS, ids=str)
-def test_codes_come_out_of_their_tiles_as_they_went_in(format: CodeFormat):
+def test_both_layouts_of_codes_give_the_same_bits(
+    format: CodeFormat, dtype: torch.dtype, activation_bits: int, monkeypatch: pytest.MonkeyPatch
+):
+    """In blocks, whole numbers of 16 bits are multiplied as bytes, and sums are the same."""
+    codes, rows = encode(torch.randn(70, 160), format), random_rows(5, 160, dtype)
+    products = []
+    for is_in_blocks in (False, True):
+        monkeypatch.setattr(quantized, "packs_blocks", lambda chosen=is_in_blocks: chosen)
+        weight = QuantizedWeight(codes, dtype, activation_bits)
+        assert weight.is_in_blocks == is_in_blocks
+        products.append(weight.multiply(rows))
+
+    assert torch.equal(*products)
+
+
+def test_rows_of_float16_multiply_with_plain_numbers_and_need_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(quantized, "packs_blocks", lambda: True)
+    codes = encode(torch.randn(70, 160), FORMATS[0])
+
+    assert not QuantizedWeight(codes, torch.float16).is_in_blocks
+    assert QuantizedWeight(codes, torch.float16, activation_bits=8).is_in_blocks
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_codes_come_out_of_their_tiles_as_they_went_in(format: CodeFormat, in_blocks: bool):
     codes = encode(torch.randn(95, 130), format)
     weight = QuantizedWeight(codes, torch.float32)
     part = weight.codes(33, 90)

@@ -246,6 +246,7 @@ class EntrySource:
             (num_rows, num_columns),
             dtype,
             record["activation_bits"],
+            record["is_in_blocks"],
             memory,
         )
 
