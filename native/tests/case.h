@@ -110,6 +110,15 @@ inline const char *name_of_isa(int32_t isa) {
   return names[isa];
 }
 
+// Whether an instruction set of x86-64 is in use, or one that contains it; ARM's have the same numbers.
+inline bool uses_x86([[maybe_unused]] int32_t isa) {
+#if defined(__x86_64__)
+  return ost_current_isa() >= isa;
+#else
+  return false;
+#endif
+}
+
 [[noreturn]] inline void fail(uint32_t seed, const char *what) {
   std::fprintf(stderr, "seed %u, %s: %s\n", seed, name_of_isa(ost_current_isa()), what);
   std::exit(1);

@@ -304,7 +304,7 @@ void check_codes(uint32_t seed) {
         largest = std::max(largest, std::fabs(input));
         all += std::fabs(weight);
       }
-      const bool rounds = dtype == OST_FLOAT16 || ost_current_isa() == OST_AMX;
+      const bool rounds = dtype == OST_FLOAT16 || uses_x86(OST_AMX);
       const double own = p.record.activation_bits != 0 ? largest * all / 250
                          : dtype == OST_FLOAT32        ? 0
                          : rounds                      ? sizes * unit
