@@ -222,7 +222,9 @@ def test_another_layout_of_codes_is_another_entry(llama: Path, monkeypatch: pyte
     blocks = second(llama, monkeypatch, quantization="int8")
 
     assert len(entries()) == 2
-    assert blocks.fused is not None and blocks.fused.decoder.head.weight.is_in_blocks
+    assert blocks.fused is not None
+    head = blocks.fused.decoder.head.weight
+    assert isinstance(head, quantized.QuantizedWeight) and head.is_in_blocks
     same(blocks, pairs)
 
 

@@ -33,8 +33,8 @@ def replay_record(llm: "AsyncLLM", params: SamplingParams) -> dict[str, object]:
 def _given(params: SamplingParams) -> Iterator[tuple[str, object]]:
     for each in fields(params):
         value = getattr(params, each.name)
-        default = each.default_factory() if each.default is MISSING else each.default  # type: ignore[misc]
-        if value != default:
+        factory = each.default_factory
+        if value != (each.default if factory is MISSING else factory()):
             yield each.name, list(value) if isinstance(value, tuple) else value
 
 
