@@ -236,6 +236,7 @@ typedef struct ost_product {
   int32_t group_size;  /* inputs, a multiple of 32, or 16 with superblocks */
   int32_t used_inputs; /* inputs that do not only fill it up */
   int32_t activation_bits; /* of codes: 8 if rows become integers of 8 bits by their largest; else 0 */
+  int32_t activation_group; /* inputs of a row whose largest it is, a multiple of 32; 0 for all of them */
 } ost_product;
 
 /* Gates and ups of one product, and gated what the gates let through. product.outputs is

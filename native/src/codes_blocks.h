@@ -121,7 +121,7 @@ struct ByteBlocks {
   static constexpr int kBits = 8, kPlanes = kPlanes_, kRows = kBlockRows, kWholeRows = 0;
   static constexpr int kJoinedRows = ost::kJoinedRows, kTileBytes = 256, kStepBytes = 128;
   static constexpr int32_t kZero = 0, kLowMore = kPlanes == 2 && kIsLowUnsigned ? 128 : 0;
-  static constexpr bool kStreams = true;
+  static constexpr bool kStreams = true, kAreSmall = false;
   static int64_t side(const ost_product &p, int side) { return side * (p.num_inputs / kStepInputs) * kStepBytes; }
   template <int kPlane>
   static BlockPair load_blocks(const char *step, int k) {

@@ -27,6 +27,7 @@ struct Bytes {
   static constexpr int32_t kZero = 0;  // the code of nothing, where a group has none of its own
   static constexpr int16_t kMore = 128;  // makes it a number without a sign
   static constexpr bool kStreams = true;
+  static constexpr bool kAreSmall = false;  // see codes_small.h
   template <int kDot>
   static Pairs load(const char *step, int side) {
     return load_bytes(step + kDot * 64 + side * 32);
@@ -56,6 +57,9 @@ struct Halves : Nibbles {
   using Input = int8_t;
   static constexpr int kRows = kHalvesRows, kWholeRows = kWholeHalvesRows;
   static constexpr int kDotInputs = 4;
+#if defined(OST_SMALL_SUMS)
+  static constexpr bool kAreSmall = true;
+#endif
   static constexpr int kOrder[kStepInputs] = {0, 4, 1, 5, 2, 6, 3, 7};
   template <int kDot>
   static Pairs load(const char *step, int side) {
@@ -77,7 +81,7 @@ struct Quads {
   static constexpr int kRows = kMostRows, kWholeRows = kRowsOfWholeTiles, kJoinedRows = 1;
   static constexpr int kTileBytes = 256, kStepBytes = 256, kDotInputs = 4;
   static int64_t side(const ost_product &, int side) { return side * 64; }
-  static constexpr bool kStreams = false;
+  static constexpr bool kStreams = false, kAreSmall = false;
   template <int kDot>
   static Pairs load(const char *step, int side) {
     return load_quads(step + kDot * 128 + side * 64);
@@ -105,12 +109,12 @@ inline const char *codes_of_tile(const ost_product &p, int64_t tile) {
 }
 
 // A span has one scale of a row. Of 16 bits, it is so short that 32 bits hold its sums:
-// 32767 * 255 * 256; of 8 bits, a row is one.
+// 32767 * 255 * 256; of 8 bits, the product says how long it is.
 constexpr int64_t kSpanInputs = 256;
 
 inline int64_t end_of_span(const ost_product &p, int64_t begin) {
-  if (p.activation_bits == 8) return p.num_inputs;
-  return std::min<int64_t>((begin / kSpanInputs + 1) * kSpanInputs, p.num_inputs);
+  const int64_t span = p.activation_bits == 0 ? kSpanInputs : p.activation_group;
+  return span == 0 ? p.num_inputs : std::min((begin / span + 1) * span, int64_t{p.num_inputs});
 }
 
 // A block has one scale of the weight's as well.

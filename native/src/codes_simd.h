@@ -17,7 +17,7 @@ constexpr int kMostRows = 12, kNibbleRows = 8, kRowsOfWholeTiles = 12;
 #if defined(__AVX512VNNI__)
 constexpr int kHalvesRows = 8, kWholeHalvesRows = 8;
 #else
-constexpr int kHalvesRows = 4, kWholeHalvesRows = 4;  // there are sums of two kinds
+constexpr int kHalvesRows = 12, kWholeHalvesRows = 12;
 #endif
 
 inline Ints all_of(int32_t value) {
@@ -60,7 +60,7 @@ inline Ints add_quads(Ints sums, Pairs weights, Pairs inputs) {
 #endif
 #elif defined(__AVX2__)
 constexpr int kMostRows = 6, kNibbleRows = 6, kRowsOfWholeTiles = 3;
-constexpr int kHalvesRows = 4, kWholeHalvesRows = 2;
+constexpr int kHalvesRows = 6, kWholeHalvesRows = 3;
 
 inline Ints all_of(int32_t value) {
   const auto all = reinterpret_cast<EightInts>(_mm256_set1_epi32(value));

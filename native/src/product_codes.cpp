@@ -14,7 +14,7 @@
 // Rows of float32 and float16 as they are, and AMX, multiply with tiles that are expanded to plain
 // numbers, see product.cpp.
 #include "codes_blocks.h"
-#include "codes_unpack.h"
+#include "codes_small.h"
 // after them
 #include "product_kernels.h"
 
@@ -25,11 +25,6 @@ namespace {
 #if defined(OST_QUADS)
 constexpr int32_t kFewRows = 16;  // up to here it does not pay to unpack a tile first
 #endif
-
-struct Tile {
-  const char *codes;
-  int64_t index;
-};
 
 // Integers of kRows rows, and their sums with kSides * 16 outputs over a block.
 template <class Codes, int kRows, int kSides>
@@ -71,58 +66,6 @@ struct Block {
     return step;
   }
 };
-
-#if defined(OST_SMALL_SUMS)
-// Sums of bytes are of 16 bits where the processor has no others, hence of four steps alone.
-template <int kRows, int kSides>
-struct Block<Halves, kRows, kSides> {
-  const int8_t *rows[kRows];
-  Ints sums[kRows][kSides];
-  SmallSums small[kRows][kSides];
-
-  void begin(const ost_product &, const Rows &all, int64_t first_row) {
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) rows[row] = row_of<int8_t>(all, first_row + row);
-  }
-
-  template <int kDot>
-  void add_dot(const char *step, int64_t input) {
-    Pairs weights[kSides];
-#pragma GCC unroll 2
-    for (int side = 0; side < kSides; ++side) weights[side] = Halves::load<kDot>(step, side);
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
-      const int8_t *from = rows[row] + input + kDot * Halves::kDotInputs;
-      const Pairs inputs = fill_pairs(reinterpret_cast<const int16_t *>(from));
-#pragma GCC unroll 2
-      for (int side = 0; side < kSides; ++side)
-        small[row][side] = add_small(small[row][side], weights[side], inputs);
-    }
-  }
-
-  template <class Function>
-  void each_sum(Function function) {
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row)
-#pragma GCC unroll 2
-      for (int side = 0; side < kSides; ++side) function(row, side);
-  }
-
-  const char *add(const char *step, int64_t first, int64_t last) {
-    constexpr int64_t kSteps = 4;
-    for (int64_t input = first; input < last;) {
-      for (int64_t k = 0; k < kSteps; ++k) ask_ahead<Halves>(step + k * Halves::kStepBytes);
-      each_sum([&](int row, int side) { small[row][side] = no_small_sums(); });
-      for (int64_t i = 0; i < kSteps; ++i, step += Halves::kStepBytes, input += kStepInputs) {
-        add_dot<0>(step, input);
-        add_dot<1>(step, input);
-      }
-      each_sum([&](int row, int side) { sums[row][side] = add_sums(sums[row][side], small[row][side]); });
-    }
-    return step;
-  }
-};
-#endif
 
 #if defined(OST_BLOCKS)
 // Blocks of two outputs and eight inputs, of one side: sums of blocks are registers, which become those of
@@ -281,8 +224,13 @@ template <class Codes, int kRows>
 void multiply_group(const ost_product &p, const Rows &rows, int64_t first_row, const Tile &tile) {
   constexpr int kSides = kRows <= Codes::kWholeRows ? 2 : 1;
   alignas(64) float totals[kRows][kTileOutputs];
-  for (int first = 0; first < 2; first += kSides)
-    sum<Codes, kRows, kSides>(p, rows, first_row, tile, first, totals);
+  for (int first = 0; first < 2; first += kSides) {
+#if defined(OST_SMALL_SUMS)
+    if constexpr (Codes::kAreSmall) sum_small<kRows, kSides>(p, rows, first_row, tile, first, totals);
+    else
+#endif
+      sum<Codes, kRows, kSides>(p, rows, first_row, tile, first, totals);
+  }
   put_rows(p, first_row, kRows, rows.parts, tile.index, totals);
 }
 
@@ -336,7 +284,7 @@ void multiply(const ost_product &p, int64_t first, int64_t last) {
 #endif
 #if defined(OST_HALVES)
   if constexpr (std::is_same_v<Codes, Nibbles>) {
-    if (p.activation_bits == 8 && p.group_size % kInputsPerStep == 0) {
+    if (p.activation_group == kInputsPerStep && p.group_size % kInputsPerStep == 0) {
       const Rows rows = integers_of<int8_t>(p, more, Halves::kOrder);
       for (int64_t tile = first; tile < last; ++tile)
         multiply_tile<Halves>(p, rows, {codes_of_tile<Nibbles>(p, tile), tile});

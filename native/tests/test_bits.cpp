@@ -17,9 +17,9 @@ enum Stage { kTurns, kNorms, kProducts, kHeads, kAttention, kGates, kLogits, kBl
 const char *const kNames[] = {"turns", "norms", "products", "heads", "attention",
                               "gates", "logits", "superblocks", "experts"};
 constexpr uint64_t kExpected[kStages] = {
-    0xaacf02d503cafb81, 0xabe02f2febc34b45, 0x463fef41112630f5,
-    0xb988782d51b8d471, 0x3754b5132506e026, 0xd1e592baef5ea46a,
-    0x41316aca66da028d, 0x22b1418350679959, 0x3eef8cf18cd3873d};
+    0xaacf02d503cafb81, 0xbe4a26957412cfc6, 0x592c7a9d52cc07f4,
+    0xe74f2f0acbc8dd0d, 0xa2db61444b6474e7, 0x450586aa0e2cc0fe,
+    0x4f3bc8a276038ace, 0xaeec5c460dc5f651, 0x3eef8cf18cd3873d};
 
 constexpr int32_t kRows = 45, kWidth = 96, kInner = 160, kHeadDim = 32, kHeads3 = 3, kVocabulary = 70;
 
@@ -116,7 +116,8 @@ struct Weight {
                       int32_t activation_bits) const {
     return {inputs, outputs, tiles.data(), nullptr, rows, num_inputs, num_outputs, dtype, 2,
             weight_format, scales.data(), minima.empty() ? nullptr : minima.data(), nullptr, nullptr,
-            scale_dtype, group_size, num_inputs, activation_bits};
+            scale_dtype, group_size, num_inputs, activation_bits,
+            ost::bits_of_codes(weight_format) == 4 || scale_dtype == OST_SUPERBLOCKS ? activation_bits * 4 : 0};
   }
 
   int32_t num_outputs, num_inputs, weight_format, group_size, scale_dtype = OST_BFLOAT16;

@@ -109,6 +109,7 @@ struct Product {
               0,
               0,
               0,
+              0,
               0};
   }
 
@@ -259,6 +260,7 @@ void check_row_alone(uint32_t seed, bool has_codes) {
   if (has_codes) {
     codes.emplace(random, p);
     p.record.activation_bits = random.pick({0, 8});
+    p.record.activation_group = p.record.activation_bits * random.pick({0, 4});
   }
   ost_ops_product(&p.record);
   for (int turn = 0; turn < 6; ++turn) {
@@ -292,20 +294,29 @@ void check_codes(uint32_t seed) {
     for (int64_t i = 0; i < p.inputs.size(); ++i) p.inputs.set(i, -2.f);
   }
   p.record.activation_bits = random.pick({0, 0, 8});
+  p.record.activation_group = p.record.activation_bits * random.pick({0, 4});
+  const int64_t span = p.record.activation_group == 0 ? p.weight.num_inputs : p.record.activation_group;
   ost_ops_product(&p.record);
   const double unit = dtype == OST_FLOAT32 ? 1e-7 : dtype == OST_BFLOAT16 ? 1 / 256. : 1 / 2048.;
   for (int64_t row = 0; row < p.num_rows; row += 1 + p.num_rows / 20) {
     for (int64_t output = 0; output < p.weight.num_outputs; output += random.between(1, 9)) {
       double sum = p.has_bias ? p.bias.at(output) : 0, sizes = std::fabs(sum), largest = 0, all = 0;
+      double rounded = 0, span_largest = 0, span_all = 0;  // by rows of 8 bits
       for (int64_t i = 0; i < p.weight.num_inputs; ++i) {
         const double input = p.inputs.at(row * p.in_stride + i), weight = codes.at(output, i);
         sum += input * weight;
         sizes += std::fabs(input * weight);
         largest = std::max(largest, std::fabs(input));
         all += std::fabs(weight);
+        span_largest = std::max(span_largest, std::fabs(input));
+        span_all += std::fabs(weight);
+        if ((i + 1) % span == 0 || i + 1 == p.weight.num_inputs) {
+          rounded += span_largest * span_all / 250;
+          span_largest = span_all = 0;
+        }
       }
       const bool rounds = dtype == OST_FLOAT16 || uses_x86(OST_AMX);
-      const double own = p.record.activation_bits != 0 ? largest * all / 250
+      const double own = p.record.activation_bits != 0 ? rounded
                          : dtype == OST_FLOAT32        ? 0
                          : rounds                      ? sizes * unit
                                                        : largest * all / 32768;
@@ -344,6 +355,7 @@ void check_gated(uint32_t seed) {
                         nullptr,
                         nullptr,
                         nullptr,
+                        0,
                         0,
                         0,
                         0,

@@ -11,6 +11,7 @@ from ostinato.core.setting import same_setting, setting
 from ostinato.images.media import MediaLimits
 from ostinato.runner.settings import (
     MAX_LORA_RANK,
+    ActivationName,
     AttentionName,
     DtypeName,
     ForwardName,
@@ -126,6 +127,10 @@ class EngineSettings:
     )
     """Keep the weights of linear layers in 8 or 4 bits, on a CPU: ``int8`` or ``int4``; with
     activations in 8 bits as well, ``w8a8`` or ``w4a8``."""
+    activation_dtype: ActivationName = _computing("auto", page="forward.md#weights-of-8-and-4-bits")
+    """What activations become before they are multiplied with weights of 8 or 4 bits: ``int8``,
+    with a scale for 32 numbers, which makes prompts faster, or ``float``; ``auto`` is ``int8`` for
+    ``w8a8``, ``w4a8`` and, on processors without AMX, GGUF files from 1 GiB on."""
     portable_bits: bool = _computing(False, page="determinism.md#the-same-bits-on-every-processor")
     """Refuse a model whose logits differ from processor to processor, and leave AMX unused: with
     weights of 8 or 4 bits and ``kv_cache_dtype=int8`` they are the same on x86-64 and ARM."""

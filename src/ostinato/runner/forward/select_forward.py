@@ -119,7 +119,7 @@ def _probed_again(
     """Return what the modules give with quantized weights."""
     with torch.inference_mode():
         logits = through_blocks(probed.spec, probed.states, call, model, probed.attention)
-    noise = with_codes(probed.noise, model.dtype) if quantization.activation_bits else probed.noise
+    noise = with_codes(probed.noise, model.dtype) if quantization.activations.bits else probed.noise
     return replace(probed, logits=logits.double(), noise=noise)
 
 

@@ -97,7 +97,7 @@ class Product(ctypes.Structure):
         *pointers("tiles", "bias"),
         *int32s("num_rows", "num_inputs", "num_outputs", "dtype", "num_threads", "weight_format"),
         *pointers("scales", "minima", "zeros", "order"),
-        *int32s("scale_dtype", "group_size", "used_inputs", "activation_bits"),
+        *int32s("scale_dtype", "group_size", "used_inputs", "activation_bits", "activation_group"),
     )
 
 
