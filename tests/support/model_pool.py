@@ -27,16 +27,13 @@ from ostinato.engine.loop import engine as engine_file
 from ostinato.engine.settings import setup as setup_file
 from ostinato.engine.settings import weights as weights_file
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.engine.settings.setup import Setup
+from ostinato.engine.settings.setup import Setup, set_up
 from ostinato.runner.checkpoints.model_resolver import resolve_model
+from ostinato.runner.forward.weight_refs import replace_weights
 from ostinato.runner.loading import load_memory
 from ostinato.runner.model_call import ModelCall
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.library import current_isa, library
-
-_load, _set_up = setup_file.load_model, engine_file.set_up
-_replace_weights = weights_file.replace_weights
-
 
 MAX_BYTES = 2**25
 """Weights of the largest model that is kept."""
@@ -76,7 +73,7 @@ class ModelPool:
         """Set an engine up; its model comes back when its runner is collected."""
         self._of_thread.taken = None
         try:
-            setup = _set_up(config)
+            setup = set_up(config)
         except BaseException:
             self._give_back(self._of_thread.taken)
             raise
@@ -89,13 +86,13 @@ class ModelPool:
         revision = computing.pop(4)
         assert callable(kv_bytes), "the arguments of load_model have changed"
         if revision is not None:
-            return _load(name, *arguments)
+            return load_model(name, *arguments)
         key = _key(name, (*computing, images))
         entry = self._unchanged(key)
         if entry and kv_bytes(entry.loaded.kv_spec, entry.loaded.dtype) > MAX_KV_BYTES:
             entry = None  # to load it may be refused
         if entry is None:
-            loaded = _load(name, *arguments)
+            loaded = load_model(name, *arguments)
             is_large = loaded.size.num_bytes > MAX_BYTES
             if is_large or loaded.vision is not None or not isinstance(loaded.call, ModelCall):
                 return loaded
@@ -108,7 +105,7 @@ class ModelPool:
         """Replace weights of a model, which is never lent again."""
         for _, entry in list(self.lent.values()):
             entry.is_spoiled |= entry.loaded.model is model
-        _replace_weights(model, tensors)
+        replace_weights(model, tensors)
 
     def end_test(self, lent_before: set[int | None]) -> None:
         """Take back what was lent since."""
@@ -142,7 +139,7 @@ def _key(name: Any, settings: tuple[Any, ...]) -> Hashable:
         *((file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files),
         None if native is None else current_isa(native),
         # Tests that leave less memory free load anew.
-        load_memory.available_bytes,
+        vars(load_memory)["available_bytes"],
     )
 
 
