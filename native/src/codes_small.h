@@ -62,7 +62,7 @@ enum class Shift { kFixed, kMinima, kZeros };
 template <Shift kShift, int kRows, int kSides>
 inline void sum_small(const ost_product &p, const Rows &rows, int64_t first_row, const Tile &tile,
                       int first, float (*totals)[kTileOutputs]) {
-  const char *step = tile.codes + first * Halves::kSideBytes;
+  const char *step = tile.codes + Halves::side(p, first);
   const auto *zeros = static_cast<const int8_t *>(p.zeros);
   SmallBlock<kRows, kSides> block;
   const auto *integers = reinterpret_cast<const int8_t *>(rows.integers) + first_row * rows.stride;

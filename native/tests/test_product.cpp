@@ -151,7 +151,8 @@ void check_product(uint32_t seed) {
 // Codes in place of a product's weight, with scales, minima or zeros or none, and inputs in any order.
 struct Codes {
   Codes(Random &random, Product &p)
-      : bits(random.pick({8, 4})), num_inputs(p.weight.padded_inputs()),
+      : bits(random.pick({8, 4})), is_in_blocks(p.record.dtype != OST_FLOAT16 && random.chance(0.5)),
+        num_inputs(p.weight.padded_inputs()),
         has_superblocks(num_inputs % 256 == 0 && random.chance(0.4)),
         group_size(has_superblocks ? random.pick({16, 32}) : 32 * random.pick({1, 2, 4, 9, 100})),
         groups((num_inputs + group_size - 1) / group_size), has_minima(random.chance(0.4)),
@@ -179,7 +180,8 @@ struct Codes {
     p.record.zeros = has_zeros ? zeros.data() : nullptr;
     p.record.order = is_mixed ? order.data() : nullptr;
     p.record.tiles = codes.data();
-    p.record.weight_format = bits == 8 ? OST_INT8 : OST_INT4;
+    p.record.weight_format = is_in_blocks ? (bits == 8 ? OST_INT8_BLOCKS : OST_INT4_BLOCKS)
+                                          : (bits == 8 ? OST_INT8 : OST_INT4);
     p.record.scales = has_superblocks ? scale_tiles.data() : scales.data();
     p.record.minima = !has_minima ? nullptr : has_superblocks ? minimum_tiles.data() : minima.data();
     p.record.scale_dtype = has_superblocks ? OST_SUPERBLOCKS : scales.dtype;
@@ -220,6 +222,12 @@ struct Codes {
     const double zero = has_zeros ? zeros[place] : bits == 4 ? 8 : 0;
     const double minimum = has_minima ? minima.at(place) : -zero * scales.at(place);
     const uint8_t *own = &codes[tile * 32 * num_inputs * bits / 8];
+    if (is_in_blocks) {
+      const int64_t step = o / 16 * (num_inputs / 8) + input / 8, within = o % 16;
+      if (bits == 8)
+        return static_cast<int8_t>(own[step * 128 + within * 8 + input % 8]) * scales.at(place) + minimum;
+      return (own[step * 64 + within % 8 * 8 + input % 8] >> within / 8 * 4 & 15) * scales.at(place) + minimum;
+    }
     if (bits == 8)
       return static_cast<int8_t>(own[(input / 2 * 32 + o) * 2 + input % 2]) * scales.at(place) +
              minimum;
@@ -229,6 +237,7 @@ struct Codes {
   }
 
   int32_t bits;
+  bool is_in_blocks;
   int64_t num_inputs;
   bool has_superblocks;
   int32_t group_size;
@@ -306,7 +315,7 @@ void check_codes(uint32_t seed) {
           span_largest = span_all = 0;
         }
       }
-      const bool rounds = dtype == OST_FLOAT16 || ost_current_isa() == OST_AMX;
+      const bool rounds = dtype == OST_FLOAT16 || uses_x86(OST_AMX);
       const double own = p.record.activation_bits != 0 ? rounded
                          : dtype == OST_FLOAT32        ? 0
                          : rounds                      ? sizes * unit

@@ -19,6 +19,7 @@ from ostinato import LLM, SamplingParams
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.work.model_work import model_work
+from ostinato.runner.forward import quantized
 from ostinato.runner.forward.codes import (
     BY_TOKEN,
     IN_GROUPS,
@@ -166,8 +167,46 @@ def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
             assert torch.equal(weight.multiply(rows[-num_rows:]), whole[-num_rows:]), num_rows
 
 
+@pytest.fixture(params=[False, True], ids=["pairs", "blocks"])
+def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Pack codes in pairs, and as processors with instructions for blocks have them."""
+    monkeypatch.setattr(quantized, "packs_blocks", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("activations", [PLAIN, BY_TOKEN, IN_GROUPS], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("format", FORMATS, ids=str)
-def test_codes_come_out_of_their_tiles_as_they_went_in(format: CodeFormat):
+def test_both_layouts_of_codes_give_the_same_bits(
+    format: CodeFormat,
+    dtype: torch.dtype,
+    activations: Activations,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """In blocks, whole numbers of 16 bits are multiplied as bytes, and sums are the same."""
+    codes, rows = encode(torch.randn(70, 160), format), random_rows(5, 160, dtype)
+    products = []
+    for is_in_blocks in (False, True):
+        monkeypatch.setattr(quantized, "packs_blocks", lambda chosen=is_in_blocks: chosen)
+        weight = QuantizedWeight(codes, dtype, activations)
+        assert weight.is_in_blocks == is_in_blocks
+        products.append(weight.multiply(rows))
+
+    assert torch.equal(*products)
+
+
+def test_rows_of_float16_multiply_with_plain_numbers_and_need_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(quantized, "packs_blocks", lambda: True)
+    codes = encode(torch.randn(70, 160), FORMATS[0])
+
+    assert not QuantizedWeight(codes, torch.float16).is_in_blocks
+    assert QuantizedWeight(codes, torch.float16, BY_TOKEN).is_in_blocks
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_codes_come_out_of_their_tiles_as_they_went_in(format: CodeFormat, in_blocks: bool):
     codes = encode(torch.randn(95, 130), format)
     weight = QuantizedWeight(codes, torch.float32)
     part = weight.codes(33, 90)

@@ -25,7 +25,7 @@ from ostinato.runner.forward.codes import (
 )
 from ostinato.runner.forward.gguf_codes import BlockRows
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.native.code_packing import FORMATS, CodeTiles
+from ostinato.runner.native.code_packing import CodeTiles, packs_blocks, weight_format
 from ostinato.runner.native.packed import (
     PackedWeight,
     Product,
@@ -57,6 +57,7 @@ class QuantizedWeight(PackedWeight):
         dtype: Format of inputs and products.
         format: Format of the codes.
         activations: What inputs become before they are multiplied.
+        is_in_blocks: Whether codes are packed in blocks, for the instruction set that was in use.
     """
 
     _minima: Tensor | None
@@ -65,8 +66,8 @@ class QuantizedWeight(PackedWeight):
 
     def __init__(self, codes: Codes, dtype: torch.dtype, activations: Activations = PLAIN) -> None:
         """Pack codes."""
-        self._allocate(codes.format, codes.codes.shape, codes.scales.dtype)
-        self.dtype, self.activations = dtype, activations
+        scale_dtype = codes.scales.dtype
+        self._allocate(codes.format, codes.codes.shape, scale_dtype, dtype, activations)
         if codes.order is not None:
             self._order = codes.order.int().contiguous()
         self._put(0, codes)
@@ -87,8 +88,8 @@ class QuantizedWeight(PackedWeight):
         shapes = [_shape(part) for part in parts]
         scales = joined_dtype(map(_scale_dtype, parts))
         format = joined_format([part.format for part in parts])
-        weight._allocate(format, (sum(rows for rows, _ in shapes), shapes[0][1]), scales)
-        weight.dtype, weight.activations = dtype, activations
+        shape = sum(rows for rows, _ in shapes), shapes[0][1]
+        weight._allocate(format, shape, scales, dtype, activations)
         first = 0
         for part, (num_rows, _) in zip(parts, shapes, strict=True):
             if isinstance(part, BlockRows) and part.is_packed_directly:
@@ -128,8 +129,7 @@ class QuantizedWeight(PackedWeight):
         activations: Activations,
     ) -> "QuantizedWeight":
         weight = cls.__new__(cls)
-        weight._allocate(format, shape, torch.bfloat16)
-        weight.dtype, weight.activations = dtype, activations
+        weight._allocate(format, shape, torch.bfloat16, dtype, activations)
         memory, first = weight._memory(), 0
         for part in parts:
             memory.put_numbers(first, part)
@@ -143,6 +143,7 @@ class QuantizedWeight(PackedWeight):
         shape: tuple[int, int],
         dtype: torch.dtype,
         activations: Activations,
+        is_in_blocks: bool,
         memory: Mapping[str, Tensor],
     ) -> "QuantizedWeight":
         """Return a weight that was packed before; see ``memory``."""
@@ -150,6 +151,7 @@ class QuantizedWeight(PackedWeight):
         weight._native = required_library()
         weight.num_rows, weight.num_columns = shape
         weight.format, weight.dtype, weight.activations = format, dtype, activations
+        weight.is_in_blocks = is_in_blocks
         weight.use_memory(memory)
         return weight
 
@@ -179,7 +181,7 @@ class QuantizedWeight(PackedWeight):
     def template(self, bias: Tensor | None) -> Product:
         """Describe a product of no rows; see ``PackedWeight``."""
         product = super().template(bias)
-        product.weight_format = FORMATS[self.format.bits]
+        product.weight_format = weight_format(self.format.bits, self.is_in_blocks)
         product.scales = self._scales.data_ptr()
         product.minima = None if self._minima is None else self._minima.data_ptr()
         product.zeros = None if self._zeros is None else self._zeros.data_ptr()
@@ -196,7 +198,7 @@ class QuantizedWeight(PackedWeight):
         last = self.num_rows if last is None else last
         begin, end = first // TILE_OUTPUTS, -(-last // TILE_OUTPUTS)
         within = slice(first - begin * TILE_OUTPUTS, last - begin * TILE_OUTPUTS)
-        rows = _out_of_tiles(self._tiles[begin:end], self.format.bits)
+        rows = _out_of_tiles(self._tiles[begin:end], self.format.bits, self.is_in_blocks)
         if self.format.bits == 8:
             rows = rows.view(torch.int8)
         minima, zeros = (
@@ -226,12 +228,19 @@ class QuantizedWeight(PackedWeight):
             self._put_codes(first, codes_of(rows, self.format, own.scales, own.minima))
 
     def _allocate(
-        self, format: CodeFormat, shape: tuple[int, ...], scale_dtype: torch.dtype
+        self,
+        format: CodeFormat,
+        shape: tuple[int, ...],
+        scale_dtype: torch.dtype,
+        dtype: torch.dtype,
+        activations: Activations,
     ) -> None:
         """Allocate tiles, and the numbers of groups, shape (num_tiles, num_groups, 32)."""
         self._native = required_library()
         self.num_rows, self.num_columns = shape
-        self.format = format
+        self.format, self.dtype, self.activations = format, dtype, activations
+        are_rows_integers = dtype != torch.float16 or activations.bits == 8
+        self.is_in_blocks = are_rows_integers and packs_blocks()
         num_tiles = -(-self.num_rows // TILE_OUTPUTS)
         tile_bytes = TILE_OUTPUTS * padded_width(self.num_columns) * format.bits // 8
         tiles = allocate_tiles(num_tiles * tile_bytes, torch.uint8)
@@ -252,6 +261,7 @@ class QuantizedWeight(PackedWeight):
             self.num_columns,
             self.format.bits,
             self.format.group_size,
+            self.is_in_blocks,
             self.format.zero,
             self._tiles,
             self._scales,
@@ -363,9 +373,15 @@ def _scale_dtype(part: StoredRows) -> torch.dtype:
     return part.scale_dtype if isinstance(part, BlockRows) else part.scales.dtype
 
 
-def _out_of_tiles(tiles: Tensor, bits: int) -> Tensor:
+def _out_of_tiles(tiles: Tensor, bits: int, is_in_blocks: bool) -> Tensor:
     """Return the bytes of tiles by rows, multiples of 32; 4 bits have a byte each."""
     count = tiles.shape[0]
+    if is_in_blocks:
+        if bits == 4:  # outputs 8 .. 15 of a side in the high halves
+            tiles = tiles.view(count, 2, -1, 64)
+            tiles = torch.cat((tiles & 15, tiles >> 4), dim=-1)
+        rows = tiles.reshape(count, 2, -1, 16, 8).transpose(2, 3)
+        return rows.reshape(count * TILE_OUTPUTS, -1)
     if bits == 8:
         rows = tiles.view(count, -1, TILE_OUTPUTS, 2).transpose(1, 2)
         return rows.reshape(count * TILE_OUTPUTS, -1)

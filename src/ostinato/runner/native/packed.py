@@ -2,7 +2,8 @@
 
 A plain weight is stored output by output; the kernels read one input of many outputs at a time. So
 a weight is packed once, into the tiles of ``native/src/weight_tiles.h``, and the plain one is
-freed: the memory is the same. All instruction sets use one layout.
+freed: the memory is the same. All instruction sets use one layout
+of plain weights.
 
 Linear layers with the same input share a packed weight, and one product computes them::
 

@@ -238,6 +238,7 @@ def _record_of(weight: PackedWeight) -> Record:
         format = weight.format
         record["format"] = [format.bits, format.group_size, format.has_minima, format.has_zeros]
         record["activations"] = [weight.activations.bits, weight.activations.group_size]
+        record["is_in_blocks"] = weight.is_in_blocks
     return record
 
 

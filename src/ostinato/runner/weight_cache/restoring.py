@@ -248,6 +248,7 @@ class EntrySource:
             (num_rows, num_columns),
             dtype,
             Activations(*record["activations"]),
+            record["is_in_blocks"],
             memory,
         )
 
