@@ -29,7 +29,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ostinato.runner.gpu.backend import kernels, padded, store_tokens, tile_options
+from ostinato.runner.gpu.attention_step import kernels, padded, store_tokens, tile_options
 from ostinato.runner.gpu.read_parts import PartLimits
 
 TARGETS = {

@@ -48,10 +48,10 @@ class ModelCall:
 
     def __call__(
         self,
-        input_ids: Ints,
-        position_ids: Ints | None,
+        input_ids: Ints | Tensor,
+        position_ids: Ints | Tensor | None,
         step: LayerAttention | None,
-        rows: Ints | None = None,
+        rows: Ints | Tensor | None = None,
         adapters: StepAdapters | None = None,
         vectors: Tensor | None = None,
         later: Tensor | None = None,
@@ -164,8 +164,10 @@ class ModelCall:
     ) -> Tensor:
         return output if self._later is None else output + self._later[index]
 
-    def _tensor(self, numbers: Ints) -> Tensor:
-        """Return numbers on the model's device."""
+    def _tensor(self, numbers: Ints | Tensor) -> Tensor:
+        """Return numbers on the model's device; tensors are there."""
+        if isinstance(numbers, Tensor):
+            return numbers
         return torch.from_numpy(numbers).to(self.model.device)
 
 
