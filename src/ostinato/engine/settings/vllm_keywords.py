@@ -56,7 +56,7 @@ _BY_REASON: Mapping[str, Sequence[tuple[str, tuple[object, ...]]]] = {
         ("eplb_config", ({},)),
         ("disable_nccl_for_dp_synchronization disable_custom_all_reduce", (False, True)),
     ],
-    "nothing is compiled or captured in CUDA graphs": [
+    "nothing is compiled, and which steps are captured in CUDA graphs is decided here": [
         ("enforce_eager", (False, True)),
         ("compilation_config", (0, {})),
         ("optimization_level", (0,)),
