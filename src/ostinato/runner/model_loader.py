@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ostinato.core.config import one_of
 from ostinato.errors import ConfigError, MissingTokenizer, OstinatoError, UnsupportedModel
 from ostinato.runner.attention.registration import register
+from ostinato.runner.attention_choice import on_device
 from ostinato.runner.checkpoints.checkpoint import quantized_fingerprint, read_config, weight_files
 from ostinato.runner.checkpoints.fingerprints import fingerprinting
 from ostinato.runner.checkpoints.generation_config import read_generation_config
@@ -24,6 +25,7 @@ from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.forward.weight_refs import ModelSize
+from ostinato.runner.gpu.device_forward import DeviceForward
 from ostinato.runner.heads import Head
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
 from ostinato.runner.kv.kv_store import KVSpec
@@ -128,7 +130,7 @@ class LoadedModel:
         return str(self.quantization or self.dtype).removeprefix("torch.")
 
     @property
-    def fused(self) -> FusedForward | None:
+    def fused(self) -> FusedForward | DeviceForward | None:
         """Computes steps in place of the model; None if the model computes them itself."""
         return self.forward.fused
 
@@ -162,6 +164,7 @@ def load_model(
     images: bool = True,
     kv_bytes: KVBytes = lambda spec, dtype: 0,
     weight_cache_bytes: int = MAX_BYTES,
+    same_bits: bool = False,
 ) -> LoadedModel:
     """Load a model and check that it can be served correctly.
 
@@ -178,6 +181,7 @@ def load_model(
         kv_bytes: Bytes that settings ask for keys and values, which have to fit as well.
         weight_cache_bytes: Maximum bytes of packed weights in the user's cache folder; 0 keeps and
             uses none.
+        same_bits: Whether a row must have the same bits alone and in any step.
 
     Raises:
         ConfigError: An unknown dtype or forward, a device that does not exist, or one without
@@ -195,14 +199,15 @@ def load_model(
     quantized = None if quantization is None else Quantization.named(quantization)
     path = resolve_model(name, revision)
     request = _Request(
-        str(name), path, dtype, device, attention, forward, quantized, images, kv_bytes
+        str(name), path, dtype, device, attention, forward, quantized, images, kv_bytes, same_bits
     )
     memory = returning_large_blocks() if device.type == "cpu" else nullcontext()
     with memory, quiet(), _named_refusals(path):
         if path.is_dir():
             read_config(path)  # without one it is no checkpoint, whatever else is there
         files = weight_files(path)
-        cache = WeightCache(path, files, request.facts, weight_cache_bytes * (device.type == "cpu"))
+        is_host = device.type == "cpu" and not on_device(attention, device)
+        cache = WeightCache(path, files, request.facts, weight_cache_bytes * is_host)
         if (entry := cache.find()) is not None:
             try:
                 return _load(request, files, cache, entry)
@@ -226,6 +231,7 @@ class _Request:
     quantization: Quantization | None
     images: bool
     kv_bytes: KVBytes
+    same_bits: bool
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -254,6 +260,7 @@ def _load(
             quantization=request.quantization,
             kv_bytes=request.kv_bytes,
             name=request.name,
+            same_bits=request.same_bits,
         )
         with fingerprinting(path, files) as weights_digest, cache.recording(entry) as recorder:
             # Before the weights: to convert one of 150,000 words takes a gigabyte.
@@ -305,7 +312,7 @@ def _build(
     """Read a model weight by weight if that is possible, else as a whole."""
     register()
     on_meta = check_attention_interface(settings.config)
-    if device.type == "cpu":
+    if device.type == "cpu" and not on_device(settings.attention, device):
         built = stream_model(settings, on_meta, recorder)
         if built is not None:
             return built, None
@@ -344,7 +351,7 @@ def read_whole(settings: LoadSettings, device: torch.device) -> tuple[Assembled,
         quantized = _codes_of_checkpoint(path, model, words)
     call = ModelCall(model)
     probed = probe_model(model, call, settings.attention)
-    chosen = choose_forward(model, call, probed, settings.forward, quantized)
+    chosen = choose_forward(model, call, probed, settings.forward, quantized, settings.same_bits)
     return Assembled(call, probed, chosen, quantized), encoder
 
 

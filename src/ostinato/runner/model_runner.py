@@ -27,6 +27,7 @@ from ostinato.runner.adapters.lora import LoraAdapter, StepAdapters
 from ostinato.runner.attention.backend import AttentionBackend, GroupedStep, WholeSteps
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
+from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.heads import HiddenRows
 from ostinato.runner.images.step import ImageStep, SeeingAhead, adapted_ahead, lay_out
 from ostinato.runner.images.store import ImageStore
@@ -97,9 +98,9 @@ class ModelRunner:
         self.num_tokens_computed = 0
         self._call = loaded.fused or loaded.call
         self.whole_steps: WholeSteps | None = None
-        if loaded.fused is None:
+        if not isinstance(self._call, FusedForward):
             self.whole_steps = self.attention.whole_steps(
-                loaded.call, self.kv_stores, self.groups.of_layer
+                self._call, self.kv_stores, self.groups.of_layer
             )
         self._sampler = Sampler()
 

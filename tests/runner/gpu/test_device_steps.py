@@ -17,9 +17,13 @@ from ostinato import LLM, SamplingParams
 from ostinato.core import sampling_params
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
+from ostinato.runner.forward.select_forward import ChosenForward
+from ostinato.runner.forward.structure import describe_decoder, pack_decoder
 from ostinato.runner.gpu.backend import TritonAttention
+from ostinato.runner.gpu.device_forward import DeviceForward
 from ostinato.runner.gpu.device_sampling import sample_in_step, sampling_kind, sampling_tables
 from ostinato.runner.gpu.device_steps import DeviceSteps
+from ostinato.runner.gpu.device_weights import DevicePack
 from ostinato.runner.gpu.read_parts import plan_parts
 from ostinato.runner.gpu.read_planner import LayerKind, ReadPlanner, next_decodes
 from ostinato.runner.gpu.step_graphs import Step, StepGraphs, StepTensors
@@ -50,7 +54,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     )  # fmt: skip
     path = tmp_path_factory.mktemp("one_layer")
     LlamaForCausalLM(config).save_pretrained(path)
-    return load_model(path, "float32", forward="plain")
+    loaded = load_model(path, "float32", forward="plain")
+    decoder = describe_decoder(loaded.model, None)
+    with torch.no_grad():
+        pack_decoder(loaded.model, decoder, DevicePack(None, same_bits=False))
+    fused = DeviceForward(decoder, loaded.call, same_bits=False)
+    return replace(loaded, forward=ChosenForward("fused", "", fused))
 
 
 def steps_of(bench: Bench) -> DeviceSteps:

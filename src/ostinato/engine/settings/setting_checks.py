@@ -29,6 +29,11 @@ def check_combinations(settings: EngineSettings) -> None:
             f"num_blocks={settings.num_blocks} and kv_cache_memory={settings.kv_cache_memory} both "
             "size the pool: give one of them"
         )
+    if settings.same_bits and (settings.attention == "torch" or settings.forward == "plain"):
+        raise ConfigError(
+            f"same_bits=True with attention={settings.attention!r} and forward="
+            f"{settings.forward!r}: sums of torch depend on the batch; set both to 'auto'"
+        )
     _check_generation(settings)
     _check_plugins(settings)
     _check_quantization(settings)

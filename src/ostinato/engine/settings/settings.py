@@ -126,6 +126,9 @@ class EngineSettings:
     )
     """Keep the weights of linear layers in 8 or 4 bits, on a CPU: ``int8`` or ``int4``; with
     activations in 8 bits as well, ``w8a8`` or ``w4a8``."""
+    same_bits: bool = _computing(False, page="gpu.md#the-same-bits-alone-and-in-a-batch")
+    """On a GPU, compute each row with the bits that it has alone, in tiles of one size; refuse a
+    model where that is not so. On a CPU the native library always does."""
     portable_bits: bool = _computing(False, page="determinism.md#the-same-bits-on-every-processor")
     """Refuse a model whose logits differ from processor to processor, and leave AMX unused: with
     weights of 8 or 4 bits and ``kv_cache_dtype=int8`` they are the same on x86-64 and ARM."""

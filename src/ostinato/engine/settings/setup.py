@@ -81,6 +81,7 @@ def set_up(config: EngineConfig) -> Setup:
         config.max_images > 0,
         partial(_set_kv_bytes, config),
         config.weight_cache_bytes,
+        config.same_bits,
     )
     if other_tokenizer is not None:
         loaded = replace(loaded, tokenizer=other_tokenizer)
@@ -92,7 +93,7 @@ def set_up(config: EngineConfig) -> Setup:
     case = AttentionCase(spec, loaded.dtype, kv_dtype, config.block_size, loaded.device)
     if config.portable_bits:
         check_portable(loaded, config.attention, case)
-    attention = choose_attention(config.attention, case, config.read_once)
+    attention = choose_attention(config.attention, case, config.read_once, config.same_bits)
     num_slots = 0 if sizes.states is None else sizes.states.num_slots
     blocks = [sizes.num_blocks, *(window.num_blocks for window in sizes.windows)]
     runner = ModelRunner(loaded, blocks, config.block_size, kv_dtype, attention, groups, num_slots)

@@ -20,6 +20,6 @@ Rules:
 2. No other room names a kernel: the room plugs in as an attention backend.
 3. Where parts end depends on positions and on the row's own sequence, never on the device.
 4. Keys and values have the layout of ``kv.plain_store``, so tiers copy blocks as they do for torch.
-5. A whole step reads tables on the device, and every other number is in its key: a captured step may
-   be replayed.
+5. A whole step reads tables on the device, and every other number is in its key: a captured step
+   may be replayed.
 """

@@ -94,6 +94,7 @@ class LoadSettings:
         quantization: The requested quantization.
         kv_bytes: Bytes that settings ask for keys and values.
         name: The model's name, for progress.
+        same_bits: Whether a row must have the same bits alone and in any step.
     """
 
     path: Path
@@ -105,6 +106,7 @@ class LoadSettings:
     quantization: Quantization | None
     kv_bytes: KVBytes
     name: str
+    same_bits: bool = False
 
 
 class PackingRecorder(Protocol):
