@@ -17,8 +17,10 @@ from ostinato import LLM, SamplingParams
 from ostinato.core import sampling_params
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
+from ostinato.runner.forward.packing import unpack_linears
 from ostinato.runner.forward.select_forward import ChosenForward
 from ostinato.runner.forward.structure import describe_decoder, pack_decoder
+from ostinato.runner.gpu.attention_step import TritonKVStore
 from ostinato.runner.gpu.backend import TritonAttention
 from ostinato.runner.gpu.device_forward import DeviceForward
 from ostinato.runner.gpu.device_sampling import sample_in_step, sampling_kind, sampling_tables
@@ -32,6 +34,7 @@ from ostinato.runner.inputs import build_inputs
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.sampling.sampler import Sampler
 from tests.runner.bench import Bench, HandSequence, generated_alone, random_prompt
+from tests.runner.gpu.test_attention import multiply_in_float64
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.triton import needs_triton
 
@@ -54,11 +57,15 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     )  # fmt: skip
     path = tmp_path_factory.mktemp("one_layer")
     LlamaForCausalLM(config).save_pretrained(path)
-    loaded = load_model(path, "float32", forward="plain")
+    return on_device(load_model(path, "float32", forward="plain"))
+
+
+def on_device(loaded: LoadedModel, same_bits: bool = False) -> LoadedModel:
+    """Fuse a model as for a device, without the comparison of logits."""
     decoder = describe_decoder(loaded.model, None)
     with torch.no_grad():
-        pack_decoder(loaded.model, decoder, DevicePack(None, same_bits=False))
-    fused = DeviceForward(decoder, loaded.call, same_bits=False)
+        pack_decoder(loaded.model, decoder, DevicePack(None, same_bits))
+    fused = DeviceForward(decoder, loaded.call, same_bits)
     return replace(loaded, forward=ChosenForward("fused", "", fused))
 
 
@@ -117,7 +124,9 @@ def test_replayed_decodes_give_the_tokens_of_each_sequence_alone(loaded: LoadedM
         assert answer == generated_alone(loaded, prompt, len(answer))
     assert [len(result.logits) for result in results] == [4, 4, 2]
     assert all(result.logits.isfinite().all() for result in results), "padding rows give numbers"
-    padding = [rows[-1].any().item() for rows in bench.runner.kv_stores[0].block_rows()]
+    [store] = bench.runner.kv_stores
+    assert isinstance(store, TritonKVStore)
+    padding = [rows[-1].any().item() for rows in store.block_rows()]
     assert padding == [False, False], "padding rows are not stored"
 
 
@@ -160,6 +169,28 @@ def test_a_block_that_is_to_be_allocated_is_no_part_of_a_prediction():
 
 
 @pytest.mark.nightly
+def test_a_row_of_a_model_has_the_same_bits_alone_and_in_a_batch(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+):
+    """A decode of three, whose prompts were computed in chunks, and its first row alone.
+
+    As in the tests of kernels, the interpreter multiplies in float64, and rounds once.
+    """
+    monkeypatch.setattr(np, "matmul", multiply_in_float64)
+    unpack_linears(loaded.model)
+    exact = on_device(loaded, same_bits=True)
+    logits = []
+    for prompts, lengths in ((PROMPTS, (5, 4)), (PROMPTS[:1], ())):
+        bench = Bench(exact, attention=TritonAttention("always", same_bits=True))
+        sequences = [bench.sequence([*prompt, 9]) for prompt in prompts]
+        for length in lengths:
+            bench.step(*(s.next(length) for s in sequences))
+        bench.step(*(s.next(len(s.tokens) - s.computed - 1) for s in sequences))
+        logits.append(bench.logits(*(s.rest() for s in sequences))[0])
+    assert torch.equal(*logits)
+
+
+@pytest.mark.nightly
 def test_larger_tables_move_and_graphs_are_captured_again(loaded: LoadedModel):
     bench, steps, _ = bench_with_graphs(loaded)
     steps.tables = StepTables(torch.device("cpu"), 64)
@@ -193,7 +224,11 @@ def test_a_model_that_cannot_be_captured_runs_uncaptured(caplog: pytest.LogCaptu
 def test_tables_of_equal_shapes_are_at_equal_addresses():
     """Whatever was copied in between; other shapes are not, and each view is aligned."""
     tables = StepTables(torch.device("cpu"))
-    one = {"ids": np.arange(5), "blocks": np.arange(3, dtype=np.int32), "p": np.array([0.5])}
+    one: dict[str, np.ndarray] = {
+        "ids": np.arange(5),
+        "blocks": np.arange(3, dtype=np.int32),
+        "p": np.array([0.5]),
+    }
     views = tables.put(one)
     assert all(np.array_equal(views[name].numpy(), one[name]) for name in one)
     addresses = {name: view.data_ptr() for name, view in views.items()}
@@ -280,5 +315,6 @@ def test_a_whole_engine_answers_as_with_plain_torch(checkpoints: Checkpoints):
             answers.append([output.outputs[0].token_ids for output in outputs])
             if attention == "triton":
                 steps = llm.engine.runner.whole_steps
+                assert isinstance(steps, DeviceSteps)
                 assert steps.planner.num_ahead > 5
     assert answers[0] == answers[1]

@@ -124,7 +124,7 @@ class EngineSettings:
         hint="a checkpoint that came quantized is loaded as its config says",
         page="forward.md#weights-of-8-and-4-bits",
     )
-    """Keep the weights of linear layers in 8 or 4 bits, on a CPU: ``int8`` or ``int4``; with
+    """Keep the weights of linear layers in 8 or 4 bits: ``int8`` or ``int4``; on a CPU with
     activations in 8 bits as well, ``w8a8`` or ``w4a8``."""
     same_bits: bool = _computing(False, page="gpu.md#the-same-bits-alone-and-in-a-batch")
     """On a GPU, compute each row with the bits that it has alone, in tiles of one size; refuse a

@@ -9,7 +9,6 @@ from torch import nn
 from ostinato.runner.experts.mixture import is_experts
 from ostinato.runner.kv.kv_codes import SCALE_BYTES
 from ostinato.runner.kv.kv_store import KVSpec
-from ostinato.runner.settings import QuantizationName
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_DIM = 256
@@ -54,7 +53,7 @@ def why_not_in_triton(spec: KVSpec, dtype: torch.dtype, kv_dtype: torch.dtype) -
     return None
 
 
-def why_not_on_device(model: nn.Module, quantization: QuantizationName | None) -> str | None:
+def why_not_on_device(model: nn.Module, quantization: str | None) -> str | None:
     """Return why the fused forward of a device cannot compute a model; None if it can."""
     if quantization not in (None, "int8", "int4"):
         return f"activations are not quantized on a GPU (quantization={quantization!r})"

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 MAX_WIDTH = 16384
 """Numbers of a row that one program norms."""
 
-_GATE_TILE = 1024
+GATE_TILE = 1024
+"""Numbers that one program activates."""
 
 
 class DeviceForward:
@@ -158,13 +159,12 @@ class _Pass:
             if isinstance(part, Mixture)
             else [part.parent.get_submodule(name) for name in part.names]
         )
-        total = None
+        addends = []
         for module in modules:
             result = module(rows[None], **self._keywords(part, module))
-            addend = (result[0] if isinstance(result, tuple) else result).reshape(rows.shape)
-            total = addend if total is None else total + addend
-        assert total is not None, "modules"
-        return total
+            addends.append(result[0] if isinstance(result, tuple) else result)
+        total: Tensor = sum(addends[1:], start=addends[0])
+        return total.reshape(rows.shape)
 
     def _keywords(self, part: Mixture | Call, module: nn.Module) -> dict[str, Any]:
         if not (isinstance(part, Call) and part.mixes):
@@ -200,6 +200,16 @@ class _Pass:
         return queries, keys, values
 
 
+def norm_warps(width: int) -> int:
+    """Return the warps of a program that norms a row: at most 32 numbers a thread."""
+    return min(16, max(4, padded(width) // 1024))
+
+
+def head_warps(dim: int) -> int:
+    """Return the warps of a program that turns a head."""
+    return 1 if dim <= 128 else 2
+
+
 def multiply(projection: Projection, rows: Tensor) -> Tensor:
     """Return a projection's product of rows, biases added."""
     return projection.weight.multiply(rows, projection.bias())
@@ -225,7 +235,7 @@ def add_norm(stream: Tensor, addend: Tensor | None, scale: float, norm: Norm | N
             stream, stream if addend is None else addend, scale, output, *_numbers(norm, stream),
             width, stream.stride(0), 0 if addend is None else addend.stride(0), output.stride(0),
             PAD=padded(width), HAS_ADDEND=addend is not None, HAS_NORM=norm is not None,
-            HAS_SCALE=scale != 1.0, num_warps=8 if width > 2048 else 4, **_norm_options(norm),
+            HAS_SCALE=scale != 1.0, num_warps=norm_warps(width), **_norm_options(norm),
         )  # fmt: skip
     return output
 
@@ -258,7 +268,7 @@ def _turned(
             ROPE_DIM=0 if angles is None else shape.rope.dim,
             IS_HALVES=shape.rope.kind == RopeKind.HALVES, ARE_ROUNDED=shape.rope.are_rounded,
             HAS_NORM=norm is not None, IS_NORM_LAST=shape.is_norm_last, IS_BY_HEAD=is_by_head,
-            num_warps=1 if dim <= 128 else 2, **_norm_options(norm),
+            num_warps=head_warps(dim), **_norm_options(norm),
         )  # fmt: skip
     return output
 
@@ -275,9 +285,9 @@ def _activated(part: FeedForward, projected: Tensor) -> Tensor:
     output = projected.new_empty(len(projected), width)
     if len(projected):
         with torch.cuda.device_of(projected):
-            fused_kernels().activate[(len(projected), -(-width // _GATE_TILE))](
+            fused_kernels().activate[(len(projected), -(-width // GATE_TILE))](
                 projected, output, width, projected.stride(0), output.stride(0),
-                KIND=int(part.activation), HAS_UP=part.has_up, TILE=_GATE_TILE,
+                KIND=int(part.activation), HAS_UP=part.has_up, TILE=GATE_TILE,
             )  # fmt: skip
     return output
 

@@ -17,9 +17,8 @@ from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.quantized import INT4, INT8
 from ostinato.runner.native.packed import PackedWeight
-from ostinato.runner.settings import QuantizationName
 
-TILE = {"ROWS": 32, "OUTPUTS": 64, "INPUTS": 64, "num_warps": 4, "num_stages": 3}
+TILE_ROWS, TILE_OUTPUTS = 32, 64
 """Sizes of a product's tiles, for any number of rows; none was measured on a GPU yet."""
 
 
@@ -131,8 +130,8 @@ class CodesOnDevice(TiledWeight):
 class DevicePack:
     """Puts the weights of linear layers into the form in which a device multiplies them."""
 
-    def __init__(self, quantization: QuantizationName | None, same_bits: bool) -> None:
-        """Take the settings of the same names."""
+    def __init__(self, quantization: str | None, same_bits: bool) -> None:
+        """Take the settings of the same names; of quantizations ``int8`` and ``int4``."""
         self._format = {None: None, "int8": INT8, "int4": INT4}[quantization]
         self._same_bits = same_bits
 
@@ -172,7 +171,7 @@ def multiply_tiled(
     kernels, (num_rows, num_inputs) = fused_kernels(), rows.shape
     output = rows.new_empty(num_rows, num_outputs)
     scales, minima, zeros = groups or (weight, None, None)
-    grid = -(-num_outputs // TILE["OUTPUTS"]), -(-num_rows // TILE["ROWS"])
+    grid = -(-num_outputs // TILE_OUTPUTS), -(-num_rows // TILE_ROWS)
     if not num_rows:
         return output
     with torch.cuda.device_of(rows):
@@ -180,7 +179,7 @@ def multiply_tiled(
             rows, weight, scales, scales if minima is None else minima,
             scales if zeros is None else zeros, output if bias is None else bias, output,
             num_rows, num_outputs, num_inputs, scales.shape[1], rows.stride(0),
-            **product_options(format, minima is not None, zeros is not None),
+            **product_options(format, rows.dtype, minima is not None, zeros is not None),
             HAS_BIAS=bias is not None,
             IS_WIDENED=rows.dtype == torch.bfloat16 and kernels.IS_INTERPRETED,
         )  # fmt: skip
@@ -188,9 +187,9 @@ def multiply_tiled(
 
 
 def product_options(
-    format: CodeFormat | None, has_minima: bool, has_zeros: bool
+    format: CodeFormat | None, dtype: torch.dtype, has_minima: bool, has_zeros: bool
 ) -> dict[str, int | bool]:
-    """Return how ``multiply`` is compiled for a format of codes; None for numbers."""
+    """Return how ``multiply`` is compiled for rows of a dtype; a format of None is numbers."""
     return {
         "BITS": 0 if format is None else format.bits,
         "GROUP": 1 if format is None else format.group_size,
@@ -198,5 +197,9 @@ def product_options(
         "HAS_MINIMA": has_minima,
         "HAS_ZEROS": has_zeros,
         "enable_fp_fusion": False,
-        **TILE,
+        "ROWS": TILE_ROWS,
+        "OUTPUTS": TILE_OUTPUTS,
+        "INPUTS": 32 if dtype.itemsize == 2 else 16,
+        "num_warps": 4,
+        "num_stages": 3,
     }

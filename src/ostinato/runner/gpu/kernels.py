@@ -1,6 +1,6 @@
 """Kernels in Triton: one source for NVIDIA and AMD; on a CPU, Triton's interpreter runs it.
 
-Nothing else imports Triton, and this file is imported at the first step. One program of ``attend``
+Triton is imported with this file, at the first step. One program of ``attend``
 computes a part of a plan (``read_parts``) for one head of keys: the rows of its tokens and of the
 query heads that share these keys are one operand of a matrix product::
 

@@ -39,7 +39,7 @@ class StepTables:
     def __init__(self, device: torch.device, num_bytes: int = _FIRST_BYTES) -> None:
         """Allocate the buffers."""
         self.num_copies = self.num_moves = 0
-        self._device = device
+        self._device, self._turn = device, 0
         self._allocate(num_bytes)
 
     def put(self, arrays: Arrays) -> dict[str, Tensor]:
@@ -80,4 +80,3 @@ class StepTables:
             torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)
         ]
         self._copied = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
-        self._turn = 0
