@@ -128,8 +128,8 @@ class ModelRunner:
         if laid_out is not None:
             adapters = adapted_ahead(adapters, laid_out.images, self.adapters)
         hidden = HiddenRows() if reads_hidden(plan) else None
-        has_more = (laid_out, adapters, hidden, inputs.state_slots) != (None,) * 4
-        if self.whole_steps is not None and not has_more:
+        more = laid_out, adapters, hidden, inputs.state_slots
+        if self.whole_steps is not None and all(each is None for each in more):
             output = self.whole_steps.run(inputs, _tasks(plan))
             self.num_tokens_computed += plan.num_tokens
             return self.sample(plan, inputs, output.logits, ids=output.ids)

@@ -84,6 +84,11 @@ class EngineSettings:
     kv_cache_memory: int | None = _model(None, minimum=1, unit="bytes")
     """Memory for keys, values and states, such as ``512MiB`` or ``4GB``; else half of the free
     memory, or less if the sequences cannot use it."""
+    gpu_memory_utilization: float | None = _model(
+        None, above=0, maximum=1, page="gpu.md#memory", kind="a share, such as 0.9"
+    )
+    """Share of a GPU's memory for weights, activations, keys and values, as in vLLM, in place of
+    ``kv_cache_memory``; the largest step is measured. On a CPU it means nothing."""
     max_model_len: int | None = same_setting(SchedulerConfig, "max_model_len", None, group=MODEL)
     """Maximum tokens of a sequence, prompt and output together; else the model's own limit."""
     enable_prefix_caching: bool = _cache("enable_prefix_caching")

@@ -70,9 +70,6 @@ _BY_REASON: Mapping[str, Sequence[tuple[str, tuple[object, ...]]]] = {
         ("model_impl", ("auto", "transformers")),
         ("kv_sharing_fast_prefill", (False,)),
     ],
-    "on a GPU, set kv_cache_memory (bytes) or num_blocks; unset, half of the free memory is used": [
-        ("gpu_memory_utilization", ()),
-    ],
     "there is no swap space: blocks of preempted requests stay cached": [
         ("swap_space", (NumberFrom(0),)),
     ],
