@@ -104,7 +104,7 @@ def test_a_share_that_leaves_nothing_names_what_takes_it(served: Served):
 def test_the_pool_of_an_engine_is_sized_by_its_share(monkeypatch: pytest.MonkeyPatch):
     """As on a GPU, but that the model computes on a CPU."""
     memory = SimulatedMemory(step_bytes=0)
-    monkeypatch.setattr(setup, "_memory_share", lambda config: MemoryShare(0.9, memory))
+    monkeypatch.setattr(setup, "memory_share", lambda config: MemoryShare(0.9, memory))
     with LLM(dtype="float32", max_model_len=64, max_num_seqs=2) as llm:
         loaded, config = llm.engine.loaded, llm.engine.config
         per_block = loaded.kv_spec.bytes_per_token(loaded.dtype) * config.block_size

@@ -16,6 +16,7 @@ Files in reading order:
 * ``images/``: runs the encoder of images, and keeps its outputs
 * ``experts/``: mixtures of experts as own products
 * ``forward/``: makes a model fast on a CPU without changing what it computes
+* ``select_forward``: chooses the forward for a model, on a CPU or another device
 * ``model_runner``: executes one step
 * ``compute_path``: describes how steps are computed here, and why not faster
 * ``portable_bits``: refuses models whose logits differ from processor to processor

@@ -20,12 +20,10 @@ from ostinato.runner.checkpoints.fingerprints import fingerprinting
 from ostinato.runner.checkpoints.generation_config import read_generation_config
 from ostinato.runner.checkpoints.gguf_file import open_gguf
 from ostinato.runner.checkpoints.model_resolver import resolve_model
-from ostinato.runner.forward.fused import FusedForward
+from ostinato.runner.forward.fused import Forward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
-from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.forward.weight_refs import ModelSize
-from ostinato.runner.gpu.device_forward import DeviceForward
 from ostinato.runner.heads import Head
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
 from ostinato.runner.kv.kv_store import KVSpec
@@ -53,6 +51,7 @@ from ostinato.runner.malloc_tuning import returning_large_blocks
 from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization, quantization_settings
+from ostinato.runner.select_forward import ChosenForward, choose_forward
 from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
 from ostinato.runner.weight_cache.cache import WeightCache
@@ -130,7 +129,7 @@ class LoadedModel:
         return str(self.quantization or self.dtype).removeprefix("torch.")
 
     @property
-    def fused(self) -> FusedForward | DeviceForward | None:
+    def fused(self) -> Forward | None:
         """Computes steps in place of the model; None if the model computes them itself."""
         return self.forward.fused
 
@@ -174,7 +173,7 @@ def load_model(
             on, bfloat16.
         device: Device to compute on.
         attention: The attention that is compared with the model's own.
-        forward: How steps may be computed, see ``runner.forward.select_forward``.
+        forward: How steps may be computed, see ``runner.select_forward``.
         revision: Branch, tag or commit of a hub repository.
         quantization: Quantization of the linear layers; None leaves their weights as they are.
         images: Whether to keep the image encoder, if the model has one.

@@ -18,7 +18,6 @@ from ostinato.core import sampling_params
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
 from ostinato.runner.forward.packing import unpack_linears
-from ostinato.runner.forward.select_forward import ChosenForward
 from ostinato.runner.forward.structure import describe_decoder, pack_decoder
 from ostinato.runner.gpu.attention_step import TritonKVStore
 from ostinato.runner.gpu.backend import TritonAttention
@@ -33,6 +32,7 @@ from ostinato.runner.gpu.step_tables import StepTables
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.sampling.sampler import Sampler
+from ostinato.runner.select_forward import ChosenForward
 from tests.runner.bench import Bench, HandSequence, generated_alone, random_prompt
 from tests.runner.gpu.test_attention import multiply_in_float64
 from tests.support.checkpoints import Checkpoints, checkpoints

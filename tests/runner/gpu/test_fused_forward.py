@@ -15,9 +15,9 @@ from ostinato.runner.forward.codes import CodeFormat, encode
 from ostinato.runner.forward.decoder import FeedForward
 from ostinato.runner.forward.embedding_and_rope import AngleKind, AngleLayout
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm, Rope, RopeKind
-from ostinato.runner.forward.stand_ins import _ACTIVATIONS, _turn, apply_norm
+from ostinato.runner.forward.stand_ins import ACTIVATIONS, apply_norm, turn
 from ostinato.runner.gpu.availability import why_not_on_device
-from ostinato.runner.gpu.device_forward import DeviceForward, _activated, _turned, add_norm
+from ostinato.runner.gpu.device_forward import DeviceForward, activated, add_norm, turned
 from ostinato.runner.gpu.device_weights import CodesOnDevice, TiledWeight
 from ostinato.runner.model_loader import load_model
 from tests.runner.gpu.test_attention import multiply_in_float64
@@ -70,10 +70,10 @@ def test_gates_open_as_in_torch(activation: Activation):
     gates, ups = draw(2, 1030).mul(3), draw(2, 1030, seed=1)
     part = FeedForward(None, activation, True, None)
 
-    both = _activated(part, torch.cat((gates, ups), dim=1))
-    alone = _activated(replace(part, has_up=False), gates)
+    both = activated(part, torch.cat((gates, ups), dim=1))
+    alone = activated(replace(part, has_up=False), gates)
 
-    expected = _ACTIVATIONS[activation](gates)
+    expected = ACTIVATIONS[activation](gates)
     torch.testing.assert_close(both, expected * ups, rtol=2e-5, atol=2e-6)
     torch.testing.assert_close(alone, expected, rtol=2e-5, atol=2e-6)
 
@@ -93,12 +93,12 @@ def test_heads_are_normed_and_turned_in_one_kernel(kind: RopeKind, norm: str | N
     keys = projected[:, 60:100].reshape(2, 2, WIDTH)
     for turn_now in (is_last, not is_last):
         if turn_now:
-            keys = _turn(keys, rope, wide)
+            keys = turn(keys, rope, wide)
         elif own is not None:
             keys = apply_norm(own, keys)
 
     pairs = tuple(layout.of_pairs(each[0]) for each in wide)
-    result = _turned(projected, 2, WIDTH, 60, own, shape, pairs)
+    result = turned(projected, 2, WIDTH, 60, own, shape, pairs)
 
     torch.testing.assert_close(result, keys, rtol=1e-5, atol=1e-5)
     assert AngleKind().layout is layout

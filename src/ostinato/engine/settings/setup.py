@@ -72,7 +72,7 @@ def set_up(config: EngineConfig) -> Setup:
     other_tokenizer = _read_tokenizer(config)
     if config.portable_bits:
         use_portable_kernels()
-    share = _memory_share(config)
+    share = memory_share(config)
     loaded = load_model(
         config.model,
         config.dtype,
@@ -119,7 +119,7 @@ def set_up(config: EngineConfig) -> Setup:
     return Setup(loaded, runner, compute_path, sizes, scheduling)
 
 
-def _memory_share(config: EngineConfig) -> MemoryShare | None:
+def memory_share(config: EngineConfig) -> MemoryShare | None:
     """Return the share of a device's memory that is set, before a model takes any of it."""
     if config.gpu_memory_utilization is None:
         return None

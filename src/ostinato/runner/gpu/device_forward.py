@@ -153,7 +153,7 @@ class _Pass:
             attended = self._step.attend(index, queries, keys, values, part.style)
             return multiply(part.combine, attended.flatten(1))
         if isinstance(part, FeedForward):
-            return multiply(part.down, _activated(part, multiply(part.gate_up, rows)))
+            return multiply(part.down, activated(part, multiply(part.gate_up, rows)))
         modules = (
             [part.block]
             if isinstance(part, Mixture)
@@ -195,7 +195,7 @@ class _Pass:
             (shape.num_heads, query_stride, 0, shape.query_norm),
             (shape.num_kv_heads, stride, first_key, shape.key_norm),
         )
-        queries, keys = (_turned(projected, *group, shape, angles) for group in groups)
+        queries, keys = (turned(projected, *group, shape, angles) for group in groups)
         values = _view(projected, shape.num_kv_heads, stride, first_value, shape.dim)
         return queries, keys, values
 
@@ -240,7 +240,7 @@ def add_norm(stream: Tensor, addend: Tensor | None, scale: float, norm: Norm | N
     return output
 
 
-def _turned(
+def turned(
     projected: Tensor,
     num_heads: int,
     stride: int,
@@ -279,7 +279,7 @@ def _view(projected: Tensor, num_heads: int, stride: int, first: int, dim: int) 
     return projected.as_strided(sizes, strides, projected.storage_offset() + first)
 
 
-def _activated(part: FeedForward, projected: Tensor) -> Tensor:
+def activated(part: FeedForward, projected: Tensor) -> Tensor:
     """Return activation(gate) * up, shape (num_rows, width)."""
     width = projected.shape[1] // (1 + part.has_up)
     output = projected.new_empty(len(projected), width)

@@ -19,7 +19,7 @@ import torch
 from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.runner.attention_choice import on_device
 from ostinato.runner.experts.mixture import why_modules
-from ostinato.runner.forward.fused import FusedForward
+from ostinato.runner.forward.fused import Forward, FusedForward
 from ostinato.runner.forward.ops import DTYPES
 from ostinato.runner.forward.packing import (
     pack_linears,
@@ -67,7 +67,7 @@ class ChosenForward:
 
     name: str
     reason: str = ""
-    fused: FusedForward | DeviceForward | None = None
+    fused: Forward | None = None
 
 
 def choose_forward(
@@ -86,7 +86,7 @@ def choose_forward(
         probed: The probe's result with plain modules.
         forward: The setting ``forward``.
         quantization: How weights are quantized; None leaves them as they are.
-        same_bits: Whether a row must have the same bits alone and in any step.
+        same_bits: Whether a device other than a CPU must give a row the same bits in any step.
 
     Raises:
         ConfigError: Quantized weights or the same bits are requested, and not supported here.
