@@ -9,7 +9,7 @@ import pytest
 
 from ostinato import LLM
 from ostinato.core.config import SchedulerConfig
-from ostinato.core.plan import StepPlan
+from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine.settings import setup
 from ostinato.errors import ConfigError
 from ostinato.runner.memory_share import MemoryShare, largest_step
@@ -26,7 +26,7 @@ class SimulatedMemory:
 
     def __init__(self, model_bytes: int = 300_000, step_bytes: int = 50_000) -> None:
         self.used_bytes, self.model_bytes, self.step_bytes = 100_000, model_bytes, step_bytes
-        self.work: list[object] = []
+        self.work: list[StepResult] = []
 
     def load(self) -> None:
         self.used_bytes += self.model_bytes
@@ -34,7 +34,7 @@ class SimulatedMemory:
     def free_bytes(self) -> int:
         return self.total_bytes - self.used_bytes
 
-    def peak_during(self, work: Callable[[], object]) -> int:
+    def peak_during(self, work: Callable[[], StepResult]) -> int:
         self.work.append(work())
         return self.step_bytes
 

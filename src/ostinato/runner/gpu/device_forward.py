@@ -159,11 +159,12 @@ class _Pass:
             if isinstance(part, Mixture)
             else [part.parent.get_submodule(name) for name in part.names]
         )
-        addends = []
+        total: Tensor | None = None
         for module in modules:
             result = module(rows[None], **self._keywords(part, module))
-            addends.append(result[0] if isinstance(result, tuple) else result)
-        total: Tensor = sum(addends[1:], start=addends[0])
+            addend: Tensor = result[0] if isinstance(result, tuple) else result
+            total = addend if total is None else total + addend
+        assert total is not None, "modules"
         return total.reshape(rows.shape)
 
     def _keywords(self, part: Mixture | Call, module: nn.Module) -> dict[str, Any]:
