@@ -226,7 +226,7 @@ class _HostIds:
         self._ids.copy_(ids, non_blocking=True)
         self._copied = torch.cuda.Event() if on_gpu else None
         if self._copied is not None:
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(ids.device))
 
     def wait(self) -> list[int]:
         """Wait for the ids."""

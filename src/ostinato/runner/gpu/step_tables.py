@@ -64,7 +64,7 @@ class StepTables:
             numbers[place : place + array.nbytes] = array.reshape(-1).view(np.uint8)
         self._buffer[:end].copy_(host[:end], non_blocking=True)
         if copied is not None:
-            copied.record()
+            copied.record(torch.cuda.current_stream(self._device))
         self.num_copies += 1
         return {
             name: self._buffer[place : place + array.nbytes]
