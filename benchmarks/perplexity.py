@@ -24,6 +24,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "bfloat16, int8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
     "bfloat16, int8": {"dtype": "bfloat16", "quantization": "int8"},
     "bfloat16, int4": {"dtype": "bfloat16", "quantization": "int4"},
+    "bfloat16, 8-bit activations": {"dtype": "bfloat16", "activation_dtype": "int8"},
+    "bfloat16, w8a8": {"dtype": "bfloat16", "quantization": "w8a8"},
+    "bfloat16, w4a8": {"dtype": "bfloat16", "quantization": "w4a8"},
     "bfloat16, int4, int8 KV": {
         "dtype": "bfloat16",
         "quantization": "int4",

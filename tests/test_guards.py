@@ -105,6 +105,9 @@ DIALECT = frozenset(
 )
 """Words that name nothing; write the noun (``match``, ``max_blocks``, ``requested``)."""
 
+IN_DIALECT = re.compile(rf"(?<![^\W_])(?:{'|'.join(DIALECT)})(?![^\W_])")
+"""What a file without it need not be tokenized for."""
+
 FIELD_WORDS = frozenset({"connection_made", "most_common", "least_loaded", "least_busy"})
 """Names of asyncio, of ``Counter``, and of load balancing."""
 
@@ -120,6 +123,8 @@ MAX_DIALECT = {
 
 def dialect_in(path: Path) -> list[str]:
     """Return the identifiers of a file that contain a word of the dialect."""
+    if not IN_DIALECT.search(path.read_text()):
+        return []
     with path.open("rb") as file:
         names = [t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME]
     return [n for n in names if n not in FIELD_WORDS and not DIALECT.isdisjoint(n.split("_"))]

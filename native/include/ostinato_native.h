@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define OST_ABI_VERSION 17
+#define OST_ABI_VERSION 18
 #define OST_EXPORT __attribute__((visibility("default")))
 
 /* Formats of keys, values, queries and outputs. Keys and values alone may be codes of 8 bits: the element
@@ -24,7 +24,7 @@ enum ost_dtype { OST_FLOAT32 = 0, OST_BFLOAT16 = 1, OST_FLOAT16 = 2, OST_KV_INT8
 
 /* Instruction sets, each one containing those before it of its architecture. */
 enum ost_isa { OST_GENERIC = 0, OST_AVX2 = 1, OST_AVX512 = 2, OST_AVX512_BF16 = 3, OST_AMX = 4 };
-enum ost_arm_isa { OST_NEON = 1, OST_NEON_DOTPROD = 2, OST_NEON_I8MM = 3 };
+enum ost_arm_isa { OST_NEON = 1, OST_NEON_DOTPROD = 2, OST_NEON_I8MM = 3, OST_NEON_BF16 = 4 };
 
 /* Which version of this header the library was built from. */
 OST_EXPORT int32_t ost_abi_version(void);

@@ -153,8 +153,16 @@ OST_EXPORT int64_t ost_packed_size(int64_t num_outputs, int64_t num_inputs);
 OST_EXPORT void ost_pack(const ost_packing *packing);
 OST_EXPORT void ost_unpack(const ost_packing *packing);
 
-/* How a packed weight's numbers are kept: as the product's format, or as codes of fewer bits. */
-enum ost_weight_format { OST_PLAIN = 0, OST_INT8 = 1, OST_INT4 = 2 };
+/* How a packed weight's numbers are kept: as the product's format, or as codes of fewer bits, in pairs or in
+ * blocks. Blocks are multiplied by instruction sets from OST_NEON_DOTPROD on, elsewhere by plain C++, and not
+ * with rows of float16 as they are. */
+enum ost_weight_format {
+  OST_PLAIN = 0,
+  OST_INT8 = 1,
+  OST_INT4 = 2,
+  OST_INT8_BLOCKS = 3,
+  OST_INT4_BLOCKS = 4
+};
 
 /* A format of scales and minima of codes, beside those of ost_dtype: for each superblock of 256 inputs
  * and each tile, a float16 factor of each output, then a signed byte of each group and output. */
@@ -228,6 +236,7 @@ typedef struct ost_product {
   int32_t group_size;  /* inputs, a multiple of 32, or 16 with superblocks */
   int32_t used_inputs; /* inputs that do not only fill it up */
   int32_t activation_bits; /* of codes: 8 if rows become integers of 8 bits by their largest; else 0 */
+  int32_t activation_group; /* inputs of a row whose largest it is, a multiple of 32; 0 for all of them */
 } ost_product;
 
 /* Gates and ups of one product, and gated what the gates let through. product.outputs is

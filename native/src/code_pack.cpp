@@ -25,16 +25,45 @@ inline uint32_t word_of(const uint8_t *codes) {
                                (pairs >> 16 & 0xff000000));
 }
 
-inline void put_nibbles(const uint8_t *codes, int64_t output, uint8_t *chunk) {
+// One chunk of some of a tile.
+struct ChunkPlace {
+  uint8_t *tile;
+  int64_t index, count;
+};
+
+inline void put_nibbles(const uint8_t *codes, int64_t output, const ChunkPlace &place) {
+  uint8_t *chunk = place.tile + place.index * kChunk * kTileOutputs / 2;
   for (int64_t step = 0; step < kChunk / kStep; ++step) {
     const uint32_t word = word_of(codes + step * kStep);
     std::memcpy(chunk + (step * kTileOutputs + output) * 4, &word, sizeof word);
   }
 }
 
-inline void put_code_bytes(const uint8_t *codes, int64_t output, uint8_t *chunk) {
+inline void put_code_bytes(const uint8_t *codes, int64_t output, const ChunkPlace &place) {
+  uint8_t *chunk = place.tile + place.index * kChunk * kTileOutputs;
   for (int64_t pair = 0; pair < kChunk / 2; ++pair)
     std::memcpy(chunk + (pair * kTileOutputs + output) * 2, codes + pair * 2, 2);
+}
+
+inline void put_byte_blocks(const uint8_t *codes, int64_t output, const ChunkPlace &place) {
+  const int64_t chunks = output / 16 * place.count + place.index;
+  uint8_t *to = place.tile + chunks * kChunk * 16 + output % 16 * kStep;
+  for (int64_t step = 0; step < kChunk / kStep; ++step)
+    std::memcpy(to + step * 16 * kStep, codes + step * kStep, kStep);
+}
+
+// The other half of a byte is another output's.
+inline void put_nibble_blocks(const uint8_t *codes, int64_t output, const ChunkPlace &place) {
+  const int64_t chunks = output / 16 * place.count + place.index, own = output % 16;
+  const int shift = own < 8 ? 0 : 4;
+  uint8_t *to = place.tile + chunks * kChunk * 8 + own % 8 * kStep;
+  for (int64_t step = 0; step < kChunk / kStep; ++step, to += 8 * kStep) {
+    uint64_t both, eight;
+    std::memcpy(&both, to, sizeof both);
+    std::memcpy(&eight, codes + step * kStep, sizeof eight);
+    both = (both & 0xf0f0f0f0f0f0f0f0 >> shift) | eight << shift;
+    std::memcpy(to, &both, sizeof both);
+  }
 }
 
 template <class Kind>
@@ -56,19 +85,17 @@ class TilePacking {
   }
 
   void pack() {
-    uint8_t *chunk = tiles_;
+    constexpr int32_t kLess = Kind::kBits == 4 ? Kind::kZero : 0;  // of codes that become signed bytes
+    const bool is_in_blocks = in_blocks(p_.weight_format);
     for (int64_t c = 0; c < num_chunks_; ++c) {
       begin_chunk(c);
-      if (is_small())
-        put<put_nibbles, 0>(c, chunk);
-      else
-        put<put_code_bytes, Kind::kBits == 4 ? Kind::kZero : 0>(c, chunk);
-      chunk += kChunk * kTileOutputs * (is_small() ? 4 : 8) / 8;
+      if (is_small()) is_in_blocks ? put<put_nibble_blocks, 0>(c) : put<put_nibbles, 0>(c);
+      else is_in_blocks ? put<put_byte_blocks, kLess>(c) : put<put_code_bytes, kLess>(c);
     }
   }
 
  private:
-  bool is_small() const { return p_.weight_format == OST_INT4; }
+  bool is_small() const { return bits_of_codes(p_.weight_format) == 4; }
 
   // Groups that begin with it: one, or two of 16 inputs.
   void begin_chunk(int64_t chunk) {
@@ -102,14 +129,14 @@ class TilePacking {
     std::memcpy(static_cast<char *>(tiles) + at.bytes, &byte, sizeof byte);
   }
 
-  template <void (*kPut)(const uint8_t *, int64_t, uint8_t *), int32_t kLess>
-  void put(int64_t c, uint8_t *chunk) {
+  template <void (*kPut)(const uint8_t *, int64_t, const ChunkPlace &), int32_t kLess>
+  void put(int64_t c) {
     uint8_t codes[kChunk];
     for (int64_t i = 0; i < last_ - first_; ++i) {
       Kind::codes(p_, rows_[i], c, groups_[i], codes);
       if constexpr (kLess != 0)
         for (uint8_t &code : codes) code = static_cast<uint8_t>(code - kLess);
-      kPut(codes, (first_ + i) % kTileOutputs, chunk);
+      kPut(codes, (first_ + i) % kTileOutputs, {tiles_, c, num_chunks_});
     }
   }
 

@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "formats.h"
-#include "ostinato_ops.h"
+#include "weight_tiles.h"
 
 namespace ost {
 
@@ -338,7 +338,7 @@ struct Numbers {
     }
     if (p.minima == nullptr) return {bfloat16_above(size / 127.f), 0.f};
     const float minimum = float_of_bfloat16(bfloat16_of_float(lowest));
-    const float steps = p.weight_format == OST_INT4 ? 15.f : 127.f;
+    const float steps = bits_of_codes(p.weight_format) == 4 ? 15.f : 127.f;
     const float span = std::max(highest - minimum, 0.f) / steps;
     return {bfloat16_above(size != size ? size : span), minimum};
   }
@@ -346,7 +346,7 @@ struct Numbers {
                     uint8_t *out) {
     float own[kChunk];
     const int64_t count = load(p, row, chunk, own);
-    const bool is_small = p.weight_format == OST_INT4;
+    const bool is_small = bits_of_codes(p.weight_format) == 4;
     nearest_codes(own, group, is_small ? 0 : -128, is_small ? 15 : 127, out);
     std::fill(out + count, out + kChunk, static_cast<uint8_t>(p.padding));
   }

@@ -15,16 +15,19 @@ namespace {
 constexpr int kStepInputs = 8;
 constexpr int64_t kAheadBytes = 2048;
 
-// Formats: eight inputs of a tile are kStepBytes. A dot multiplies kDotInputs of them, of 16 outputs of
-// a side; see weight_tiles.h for the first two.
+// Formats: eight inputs of a tile are kTileBytes, and the next eight of a side are kStepBytes further. A dot
+// multiplies kDotInputs of them, of 16 outputs of a side; see weight_tiles.h for the first two.
 struct Bytes {
   using Input = int16_t;
   static constexpr int kRows = kMostRows;  // that are multiplied at once
   static constexpr int kWholeRows = kRowsOfWholeTiles;
-  static constexpr int kStepBytes = 256, kSideBytes = 32, kDotInputs = 2;
+  static constexpr int kJoinedRows = 1;  // that an instruction takes
+  static constexpr int kTileBytes = 256, kStepBytes = 256, kDotInputs = 2;
+  static int64_t side(const ost_product &, int side) { return side * 32; }  // where one begins
   static constexpr int32_t kZero = 0;  // the code of nothing, where a group has none of its own
   static constexpr int16_t kMore = 128;  // makes it a number without a sign
   static constexpr bool kStreams = true;
+  static constexpr bool kAreSmall = false;  // see codes_small.h
   template <int kDot>
   static Pairs load(const char *step, int side) {
     return load_bytes(step + kDot * 64 + side * 32);
@@ -36,7 +39,8 @@ struct Bytes {
 
 struct Nibbles : Bytes {
   static constexpr int kRows = kNibbleRows;
-  static constexpr int kStepBytes = 128, kSideBytes = 64;
+  static constexpr int kTileBytes = 128, kStepBytes = 128;
+  static int64_t side(const ost_product &, int side) { return side * 64; }
   static constexpr int32_t kZero = 8;
   static constexpr int16_t kMore = 0;
   template <int kDot>
@@ -49,11 +53,13 @@ struct Nibbles : Bytes {
 #define OST_HALVES
 // Nibbles that rows of 8 bits meet: the bytes of two words are inputs 0, 4, 1 and 5 in their low halves,
 // and 2, 6, 3 and 7 in their high ones; rows have them in that order.
-struct Halves {
+struct Halves : Nibbles {
   using Input = int8_t;
   static constexpr int kRows = kHalvesRows, kWholeRows = kWholeHalvesRows;
-  static constexpr int kStepBytes = 128, kSideBytes = 64, kDotInputs = 4;
-  static constexpr bool kStreams = true;
+  static constexpr int kDotInputs = 4;
+#if defined(OST_SMALL_SUMS)
+  static constexpr bool kAreSmall = true;
+#endif
   static constexpr int kOrder[kStepInputs] = {0, 4, 1, 5, 2, 6, 3, 7};
   template <int kDot>
   static Pairs load(const char *step, int side) {
@@ -72,9 +78,10 @@ struct Halves {
 // sign.
 struct Quads {
   using Input = int8_t;
-  static constexpr int kRows = kMostRows, kWholeRows = kRowsOfWholeTiles;
-  static constexpr int kStepBytes = 256, kSideBytes = 64, kDotInputs = 4;
-  static constexpr bool kStreams = false;
+  static constexpr int kRows = kMostRows, kWholeRows = kRowsOfWholeTiles, kJoinedRows = 1;
+  static constexpr int kTileBytes = 256, kStepBytes = 256, kDotInputs = 4;
+  static int64_t side(const ost_product &, int side) { return side * 64; }
+  static constexpr bool kStreams = false, kAreSmall = false;
   template <int kDot>
   static Pairs load(const char *step, int side) {
     return load_quads(step + kDot * 128 + side * 64);
@@ -98,16 +105,16 @@ inline void ask_ahead(const char *step) {
 template <class Codes>
 inline const char *codes_of_tile(const ost_product &p, int64_t tile) {
   return static_cast<const char *>(p.tiles) +
-         tile * (p.num_inputs / kStepInputs) * Codes::kStepBytes;
+         tile * (p.num_inputs / kStepInputs) * Codes::kTileBytes;
 }
 
 // A span has one scale of a row. Of 16 bits, it is so short that 32 bits hold its sums:
-// 32767 * 255 * 256; of 8 bits, a row is one.
+// 32767 * 255 * 256; of 8 bits, the product says how long it is.
 constexpr int64_t kSpanInputs = 256;
 
 inline int64_t end_of_span(const ost_product &p, int64_t begin) {
-  if (p.activation_bits == 8) return p.num_inputs;
-  return std::min<int64_t>((begin / kSpanInputs + 1) * kSpanInputs, p.num_inputs);
+  const int64_t span = p.activation_bits == 0 ? kSpanInputs : p.activation_group;
+  return span == 0 ? p.num_inputs : std::min((begin / span + 1) * span, int64_t{p.num_inputs});
 }
 
 // A block has one scale of the weight's as well.

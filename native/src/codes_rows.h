@@ -21,6 +21,11 @@ struct Rows {
   int parts;  // rows of integers that a row is
 };
 
+template <class Integer>
+inline const Integer *row_of(const Rows &rows, int64_t row) {
+  return reinterpret_cast<const Integer *>(rows.integers) + row * rows.stride;
+}
+
 // How numbers become integers: the largest of a span becomes the largest integer.
 struct Levels {
   float least, most, size;

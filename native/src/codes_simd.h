@@ -17,7 +17,7 @@ constexpr int kMostRows = 12, kNibbleRows = 8, kRowsOfWholeTiles = 12;
 #if defined(__AVX512VNNI__)
 constexpr int kHalvesRows = 8, kWholeHalvesRows = 8;
 #else
-constexpr int kHalvesRows = 4, kWholeHalvesRows = 4;  // there are sums of two kinds
+constexpr int kHalvesRows = 12, kWholeHalvesRows = 12;
 #endif
 
 inline Ints all_of(int32_t value) {
@@ -60,7 +60,7 @@ inline Ints add_quads(Ints sums, Pairs weights, Pairs inputs) {
 #endif
 #elif defined(__AVX2__)
 constexpr int kMostRows = 6, kNibbleRows = 6, kRowsOfWholeTiles = 3;
-constexpr int kHalvesRows = 4, kWholeHalvesRows = 2;
+constexpr int kHalvesRows = 6, kWholeHalvesRows = 3;
 
 inline Ints all_of(int32_t value) {
   const auto all = reinterpret_cast<EightInts>(_mm256_set1_epi32(value));
@@ -126,41 +126,6 @@ inline Ints less(const Ints &sums, const int8_t *zeros, int32_t times) {
     return vmlsq_n_s32(sums.v[k], wide, times);
   });
 }
-#if defined(__ARM_FEATURE_DOTPROD)
-#define OST_QUADS
-inline Pairs load_quads(const char *from) {
-  return each_of_four<Pairs>(
-      [=](int k) { return vld1q_s16(reinterpret_cast<const int16_t *>(from) + 8 * k); });
-}
-inline void store_quads(char *to, const Pairs &quads) {
-  for (int k = 0; k < 4; ++k) vst1q_s16(reinterpret_cast<int16_t *>(to) + 8 * k, quads.v[k]);
-}
-inline Pairs quads_of(const Pairs &first, const Pairs &second, int16_t more) {
-  const int16x8_t add = vdupq_n_s16(more);
-  return each_of_four<Pairs>([&](int k) {
-    const auto low = vreinterpretq_u8_s16(vaddq_s16(first.v[k], add));
-    const auto high = vreinterpretq_u8_s16(vaddq_s16(second.v[k], add));
-    const auto first_two = vreinterpretq_u16_u8(vuzp1q_u8(low, low));
-    const auto last_two = vreinterpretq_u16_u8(vuzp1q_u8(high, high));
-    return vreinterpretq_s16_u16(vzip1q_u16(first_two, last_two));
-  });
-}
-// SDOT takes both for signed: without USDOT, 128 is taken from the codes, and 2 * 64 times the inputs
-// are added.
-inline Ints add_quads(const Ints &sums, const Pairs &weights, const Pairs &inputs) {
-  return each_of_four<Ints>([&](int k) {
-    const uint8x16_t codes = vreinterpretq_u8_s16(weights.v[k]);
-    const int8x16_t numbers = vreinterpretq_s8_s16(inputs.v[k]);
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-    return vusdotq_s32(sums.v[k], codes, numbers);
-#else
-    const int8x16_t lower = vreinterpretq_s8_u8(veorq_u8(codes, vdupq_n_u8(0x80)));
-    const int32x4_t half = vdotq_s32(sums.v[k], vdupq_n_s8(64), numbers);
-    return vdotq_s32(vdotq_s32(half, vdupq_n_s8(64), numbers), lower, numbers);
-#endif
-  });
-}
-#endif
 #else
 constexpr int kMostRows = 2, kNibbleRows = 2, kRowsOfWholeTiles = 1;
 

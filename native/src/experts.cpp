@@ -56,12 +56,11 @@ const void *moved(const void *data, int64_t bytes) {
 // One expert's part of a packed weight of all.
 ost_product of_expert(ost_product p, int64_t expert) {
   const int64_t first_tile = expert * num_tiles(p.num_outputs);
-  const int64_t bits = p.weight_format == OST_PLAIN  ? 8 * bytes_of(p.dtype)
-                       : p.weight_format == OST_INT8 ? 8
-                                                     : 4;
+  const bool is_plain = p.weight_format == OST_PLAIN;
+  const int64_t bits = is_plain ? 8 * bytes_of(p.dtype) : bits_of_codes(p.weight_format);
   p.tiles = moved(p.tiles, first_tile * kTileOutputs * p.num_inputs * bits / 8);
   p.bias = moved(p.bias, expert * p.num_outputs * bytes_of(p.dtype));
-  if (p.weight_format == OST_PLAIN) return p;
+  if (is_plain) return p;
   const int64_t groups = (p.num_inputs + p.group_size - 1) / p.group_size;
   const int64_t place = first_tile * groups * kTileOutputs;
   const int64_t bytes = bytes_of_scales(p.scale_dtype, groups, p.group_size) * first_tile;

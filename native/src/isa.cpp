@@ -62,15 +62,18 @@ bool has(const char *feature) {
 }
 bool has_dotprod() { return has("hw.optional.arm.FEAT_DotProd"); }
 bool has_i8mm() { return has("hw.optional.arm.FEAT_I8MM"); }
+bool has_bf16() { return has("hw.optional.arm.FEAT_BF16"); }
 #else
 // Bits of the auxiliary vector, see Linux's arch/arm64/include/uapi/asm/hwcap.h.
 bool has_dotprod() { return getauxval(AT_HWCAP) & (1ul << 20); }
 bool has_i8mm() { return getauxval(AT_HWCAP2) & (1ul << 13); }
+bool has_bf16() { return getauxval(AT_HWCAP2) & (1ul << 14); }
 #endif
 
 int32_t find_best() {
   if (!has_dotprod()) return OST_NEON;
-  return has_i8mm() ? OST_NEON_I8MM : OST_NEON_DOTPROD;
+  if (!has_i8mm()) return OST_NEON_DOTPROD;
+  return has_bf16() ? OST_NEON_BF16 : OST_NEON_I8MM;
 }
 std::string find_vendor() { return ""; }
 #else

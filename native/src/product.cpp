@@ -24,7 +24,7 @@ constexpr int64_t kFewestBlockRows = 96;  // below, weights pass by too often
 bool by_amx([[maybe_unused]] const ost_product &product) {
 #if defined(__x86_64__)
   return ost_current_isa() >= OST_AMX && product.dtype == OST_BFLOAT16 &&
-         product.activation_bits == 0;
+         product.activation_bits == 0 && !in_blocks(product.weight_format);
 #else
   return false;
 #endif
@@ -41,13 +41,16 @@ PlainKernels plain_kernels(int32_t dtype) {
   if (isa >= OST_AVX512) return products_avx512(dtype);
   if (isa >= OST_AVX2) return products_avx2(dtype);
 #elif defined(__aarch64__)
-  if (ost_current_isa() >= OST_NEON) return products_neon(dtype);
+  const int32_t isa = ost_current_isa();
+  if (isa >= OST_NEON_BF16 && dtype == OST_BFLOAT16) return products_neon_bf16(dtype);
+  if (isa >= OST_NEON) return products_neon(dtype);
 #endif
   return products_generic(dtype);
 }
 
 CodeKernels code_kernels(int32_t weight_format) {
 #if defined(__x86_64__)
+  if (in_blocks(weight_format)) return codes_generic(weight_format);
   const int32_t isa = ost_current_isa();
   if (isa >= OST_AVX512_BF16) return codes_avx512_bf16(weight_format);
   if (isa >= OST_AVX512) return codes_avx512(weight_format);
@@ -56,13 +59,13 @@ CodeKernels code_kernels(int32_t weight_format) {
   const int32_t isa = ost_current_isa();
   if (isa >= OST_NEON_I8MM) return codes_neon_i8mm(weight_format);
   if (isa >= OST_NEON_DOTPROD) return codes_neon_dotprod(weight_format);
-  if (isa >= OST_NEON) return codes_neon(weight_format);
+  if (isa >= OST_NEON && !in_blocks(weight_format)) return codes_neon(weight_format);
 #endif
   return codes_generic(weight_format);
 }
 
 int64_t bits_of(const ost_product &p) {
-  return p.weight_format == OST_PLAIN ? 8 * bytes_of(p.dtype) : p.weight_format == OST_INT8 ? 8 : 4;
+  return p.weight_format == OST_PLAIN ? 8 * bytes_of(p.dtype) : bits_of_codes(p.weight_format);
 }
 
 // Blocks are equally large, up to a row.

@@ -13,8 +13,8 @@
 //
 // Rows of float32 and float16 as they are, and AMX, multiply with tiles that are expanded to plain
 // numbers, see product.cpp.
-#include "codes_rows.h"
-#include "codes_unpack.h"
+#include "codes_blocks.h"
+#include "codes_small.h"
 // after them
 #include "product_kernels.h"
 
@@ -26,16 +26,16 @@ namespace {
 constexpr int32_t kFewRows = 16;  // up to here it does not pay to unpack a tile first
 #endif
 
-struct Tile {
-  const char *codes;
-  int64_t index;
-};
-
 // Integers of kRows rows, and their sums with kSides * 16 outputs over a block.
 template <class Codes, int kRows, int kSides>
 struct Block {
   const typename Codes::Input *rows[kRows];
   Ints sums[kRows][kSides];
+
+  void begin(const ost_product &, const Rows &all, int64_t first_row) {
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) rows[row] = row_of<typename Codes::Input>(all, first_row + row);
+  }
 
   template <int kDot>
   void add_dot(const char *step, int64_t input) {
@@ -57,51 +57,79 @@ struct Block {
     (add_dot<kDots>(step, input), ...);
   }
 
-  static constexpr int64_t kSteps = 1;  // that are added at a time
-  void add(const char *step, int64_t input) {
-    add_step(step, input, std::make_integer_sequence<int, kStepInputs / Codes::kDotInputs>{});
+  // Adds inputs first .. last - 1, of which the step is the first; returns the step behind them.
+  const char *add(const char *step, int64_t first, int64_t last) {
+    for (int64_t input = first; input < last; input += kStepInputs, step += Codes::kStepBytes) {
+      ask_ahead<Codes>(step);
+      add_step(step, input, std::make_integer_sequence<int, kStepInputs / Codes::kDotInputs>{});
+    }
+    return step;
   }
 };
 
-#if defined(OST_SMALL_SUMS)
-// Sums of bytes are of 16 bits where the processor has no others, hence of four steps alone.
-template <int kRows, int kSides>
-struct Block<Halves, kRows, kSides> {
-  const int8_t *rows[kRows];
-  Ints sums[kRows][kSides];
-  SmallSums small[kRows][kSides];
+#if defined(OST_BLOCKS)
+// Blocks of two outputs and eight inputs, of one side: sums of blocks are registers, which become those of
+// rows at the end. Rows of 16 bits are their upper bytes, then their lower ones, which have no sign; sums of
+// the upper ones are worth 256 times as much.
+template <template <int> class Blocks, int kPlanes, int kRows>
+struct Block<Blocks<kPlanes>, kRows, 1> {
+  using Codes = Blocks<kPlanes>;
+  static constexpr int kGroups = (kRows + kJoinedRows - 1) / kJoinedRows;
+  const int8_t *rows[kGroups];
+  int64_t plane;  // bytes to the lower ones
+  Ints sums[kRows][1];
+  BlockSum blocks[kGroups][8];
 
-  template <int kDot>
-  void add_dot(const char *step, int64_t input) {
-    Pairs weights[kSides];
-#pragma GCC unroll 2
-    for (int side = 0; side < kSides; ++side) weights[side] = Halves::load<kDot>(step, side);
+  void begin(const ost_product &p, const Rows &all, int64_t first_row) {
+    plane = p.num_inputs * kJoinedRows;
 #pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
-      const int8_t *from = rows[row] + input + kDot * Halves::kDotInputs;
-      const Pairs inputs = fill_pairs(reinterpret_cast<const int16_t *>(from));
-#pragma GCC unroll 2
-      for (int side = 0; side < kSides; ++side)
-        small[row][side] = add_small(small[row][side], weights[side], inputs);
+    for (int group = 0; group < kGroups; ++group)
+      rows[group] = reinterpret_cast<const int8_t *>(all.integers) +
+                    (first_row / kJoinedRows + group) * all.stride;
+  }
+
+  template <int kPlane>
+  void add_step(const char *step, int64_t input) {
+    BlockInputs inputs[kGroups];
+#pragma GCC unroll 8
+    for (int group = 0; group < kGroups; ++group)
+      inputs[group] = load_inputs(rows[group] + kPlane * plane + input * kJoinedRows);
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+      const BlockPair pair = Codes::template load_blocks<kPlane>(step, k);
+#pragma GCC unroll 8
+      for (int group = 0; group < kGroups; ++group) {
+        blocks[group][k] = add_block<kPlane>(blocks[group][k], inputs[group], pair.first);
+        blocks[group][4 + k] = add_block<kPlane>(blocks[group][4 + k], inputs[group], pair.second);
+      }
     }
   }
 
   template <class Function>
-  void each_sum(Function function) {
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row)
-#pragma GCC unroll 2
-      for (int side = 0; side < kSides; ++side) function(row, side);
+  void each_block(Function function) {
+#pragma GCC unroll 8
+    for (int group = 0; group < kGroups; ++group)
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; ++k) blocks[group][k] = function(blocks[group][k]);
   }
 
-  static constexpr int64_t kSteps = 4;
-  void add(const char *step, int64_t input) {
-    each_sum([&](int row, int side) { small[row][side] = no_small_sums(); });
-    for (int64_t i = 0; i < kSteps; ++i, step += Halves::kStepBytes, input += kStepInputs) {
-      add_dot<0>(step, input);
-      add_dot<1>(step, input);
+  const char *add(const char *step, int64_t first, int64_t last) {
+    const char *end = step + (last - first) / kStepInputs * Codes::kStepBytes;
+    each_block([](const BlockSum &) { return no_block_sum(); });
+    for (int64_t input = first; input < last; input += kStepInputs) {
+      const char *own = step + (input - first) / kStepInputs * Codes::kStepBytes;
+      ask_ahead<Codes>(own);
+      add_step<0>(own, input);
     }
-    each_sum([&](int row, int side) { sums[row][side] = add_sums(sums[row][side], small[row][side]); });
+    if constexpr (kPlanes == 2) {
+      each_block([](const BlockSum &sum) { return times_256(sum); });
+      for (int64_t input = first; input < last; input += kStepInputs, step += Codes::kStepBytes)
+        add_step<1>(step, input);
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row)
+      sums[row][0] = add_row(sums[row][0], blocks[row / kJoinedRows], row % kJoinedRows);
+    return end;
   }
 };
 #endif
@@ -109,7 +137,7 @@ struct Block<Halves, kRows, kSides> {
 // What becomes of the sums of a block: numbers, which are added to those of the blocks before it in its
 // span, and at the end of the span to the totals of the rows.
 template <bool kBegins, bool kEnds, class Codes, int kRows, int kSides>
-inline void add_block(const ost_product &p, const Block<Codes, kRows, kSides> &block, int64_t place,
+inline void end_block(const ost_product &p, const Block<Codes, kRows, kSides> &block, int64_t place,
                       int first, const float *row_sums, const float *row_scales, int64_t marks,
                       float (*parts)[kSides][16], float (*totals)[kTileOutputs]) {
 #pragma GCC unroll 2
@@ -133,20 +161,18 @@ inline void add_block(const ost_product &p, const Block<Codes, kRows, kSides> &b
 template <class Codes, int kRows, int kSides>
 inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const Tile &tile,
                 int first, float (*totals)[kTileOutputs]) {
-  const char *step = tile.codes + first * Codes::kSideBytes;
+  const char *step = tile.codes + Codes::side(p, first);
   const auto *zeros = static_cast<const int8_t *>(p.zeros);
   int64_t place = tile.index * num_groups(p) * kTileOutputs + first * 16;
   int64_t mark = first_row * rows.marks;  // of the first row's block
   const float *scales = rows.scales + mark;
   Block<Codes, kRows, kSides> block;
   alignas(64) float parts[kRows][kSides][16];  // in memory: registers are for the sums
+  block.begin(p, rows, first_row);
 #pragma GCC unroll 16
-  for (int row = 0; row < kRows; ++row) {
-    const auto *integers = reinterpret_cast<const typename Codes::Input *>(rows.integers);
-    block.rows[row] = integers + (first_row + row) * rows.stride;
+  for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 2
     for (int side = 0; side < kSides; ++side) store(totals[row] + (first + side) * 16, fill(0.f));
-  }
   for (int64_t begin = 0, span_end; begin < p.num_inputs; begin = span_end, ++scales) {
     span_end = end_of_span(p, begin);
     for (int64_t i = begin, end; i < span_end; i = end, ++mark) {
@@ -165,14 +191,9 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const
             block.sums[row][side] = less(block.sums[row][side], zeros + place + side * 16,
                                          rows.sums[mark + row * rows.marks]);
       }
-      constexpr int64_t kSteps = Block<Codes, kRows, kSides>::kSteps;
-      for (int64_t input = i; input < end;
-           input += kSteps * kStepInputs, step += kSteps * Codes::kStepBytes) {
-        for (int64_t k = 0; k < kSteps; ++k) ask_ahead<Codes>(step + k * Codes::kStepBytes);
-        block.add(step, input);
-      }
+      step = block.add(step, i, end);
       const auto add = [&](auto begins, auto ends) {
-        add_block<begins.value, ends.value>(p, block, place, first, rows.float_sums + mark, scales,
+        end_block<begins.value, ends.value>(p, block, place, first, rows.float_sums + mark, scales,
                                             rows.marks, parts, totals);
       };
       using Yes = std::true_type;
@@ -203,8 +224,13 @@ template <class Codes, int kRows>
 void multiply_group(const ost_product &p, const Rows &rows, int64_t first_row, const Tile &tile) {
   constexpr int kSides = kRows <= Codes::kWholeRows ? 2 : 1;
   alignas(64) float totals[kRows][kTileOutputs];
-  for (int first = 0; first < 2; first += kSides)
-    sum<Codes, kRows, kSides>(p, rows, first_row, tile, first, totals);
+  for (int first = 0; first < 2; first += kSides) {
+#if defined(OST_SMALL_SUMS)
+    if constexpr (Codes::kAreSmall) sum_small<kRows, kSides>(p, rows, first_row, tile, first, totals);
+    else
+#endif
+      sum<Codes, kRows, kSides>(p, rows, first_row, tile, first, totals);
+  }
   put_rows(p, first_row, kRows, rows.parts, tile.index, totals);
 }
 
@@ -216,14 +242,16 @@ constexpr Group group_of(int num_rows, std::integer_sequence<int, kRows...>) {
   return groups[num_rows - 1];
 }
 
-// Rows are cut evenly into groups of at most Codes::kRows rows of integers.
+// Rows are cut evenly into groups of at most Codes::kRows rows of integers, between parts of a row or rows
+// that are joined never.
 template <class Codes>
 void multiply_tile(const ost_product &p, const Rows &rows, const Tile &tile) {
-  const int64_t group_size = Codes::kRows / rows.parts;
-  const int64_t num_groups = (p.num_rows + group_size - 1) / group_size;
+  const int64_t num_rows = int64_t{p.num_rows} * rows.parts, unit = std::max(rows.parts, Codes::kJoinedRows);
+  const int64_t num_units = (num_rows + unit - 1) / unit, group_size = Codes::kRows / unit;
+  const int64_t num_groups = (num_units + group_size - 1) / group_size;
   for (int64_t group = 0; group < num_groups; ++group) {
-    const int64_t begin = p.num_rows * group / num_groups * rows.parts;
-    const int64_t end = p.num_rows * (group + 1) / num_groups * rows.parts;
+    const int64_t begin = num_units * group / num_groups * unit;
+    const int64_t end = std::min(num_rows, num_units * (group + 1) / num_groups * unit);
     group_of<Codes>(static_cast<int>(end - begin),
                     std::make_integer_sequence<int, Codes::kRows>{})(p, rows, begin, tile);
   }
@@ -256,7 +284,7 @@ void multiply(const ost_product &p, int64_t first, int64_t last) {
 #endif
 #if defined(OST_HALVES)
   if constexpr (std::is_same_v<Codes, Nibbles>) {
-    if (p.activation_bits == 8 && p.group_size % kInputsPerStep == 0) {
+    if (p.activation_group == kInputsPerStep && p.group_size % kInputsPerStep == 0) {
       const Rows rows = integers_of<int8_t>(p, more, Halves::kOrder);
       for (int64_t tile = first; tile < last; ++tile)
         multiply_tile<Halves>(p, rows, {codes_of_tile<Nibbles>(p, tile), tile});
@@ -269,9 +297,27 @@ void multiply(const ost_product &p, int64_t first, int64_t last) {
     multiply_tile<Codes>(p, rows, {codes_of_tile<Codes>(p, tile), tile});
 }
 
+#if defined(OST_BLOCKS)
+template <class Codes>
+void multiply_planes(const ost_product &p, int64_t first, int64_t last) {
+  const Rows rows = rows_in_blocks<Codes>(p);
+  for (int64_t tile = first; tile < last; ++tile)
+    multiply_tile<Codes>(p, rows, {codes_of_tile<Codes>(p, tile), tile});
+}
+
+template <template <int> class Blocks>
+void multiply_blocks(const ost_product &p, int64_t first, int64_t last) {
+  (p.activation_bits == 8 ? multiply_planes<Blocks<1>> : multiply_planes<Blocks<2>>)(p, first, last);
+}
+#endif
+
 }  // namespace
 
 CodeKernels OST_CODES(int32_t weight_format) {
+#if defined(OST_BLOCKS)
+  if (weight_format == OST_INT8_BLOCKS) return {multiply_blocks<ByteBlocks>, nullptr};
+  if (weight_format == OST_INT4_BLOCKS) return {multiply_blocks<NibbleBlocks>, nullptr};
+#endif
   return weight_format == OST_INT8 ? CodeKernels{multiply<Bytes>, expand<Bytes>}
                                    : CodeKernels{multiply<Nibbles>, expand<Nibbles>};
 }

@@ -26,6 +26,7 @@ PlainKernels products_avx2(int32_t dtype);
 PlainKernels products_avx512(int32_t dtype);
 PlainKernels products_avx512_bf16(int32_t dtype);
 PlainKernels products_neon(int32_t dtype);
+PlainKernels products_neon_bf16(int32_t dtype);
 
 // product_codes.cpp, compiled once for each set: kernels for a weight of codes. One multiplies rows of
 // bfloat16 and float32; one writes inputs first .. last - 1 of a tile as weight_tiles.h has them, in the product's

@@ -37,10 +37,10 @@ constexpr int kMostRows = 2, kRowsOfWholeTiles = 1;
 constexpr int64_t kAheadBytes = 2048;  // further, and lines are gone again before they are needed
 
 // How one format is multiplied. Widened rows are floats, others are as they were given; a step takes
-// kInputs of them.
+// kInputs of them. From kBlockRows rows on, two and two of them are multiplied at once.
 struct InFloat32 : Float32Numbers {
   using Input = float;
-  static constexpr int kInputs = 1;
+  static constexpr int kInputs = 1, kBlockRows = 0;
   static Vec weight(const float *tile) { return load(tile); }
   static Vec add(const Vec &sum, const Vec &weight, const float *input) {
     return add_plain_product(weight, fill(*input), sum);
@@ -49,7 +49,7 @@ struct InFloat32 : Float32Numbers {
 
 struct InFloat16 : Float16Numbers {
   using Input = float;
-  static constexpr int kInputs = 1;
+  static constexpr int kInputs = 1, kBlockRows = 0;
   static Vec weight(const uint16_t *tile) { return load_float16(tile); }
   static Vec add(const Vec &sum, const Vec &weight, const float *input) {
     return add_plain_product(weight, fill(*input), sum);
@@ -59,7 +59,7 @@ struct InFloat16 : Float16Numbers {
 #if defined(__AVX512BF16__)
 struct InBFloat16 : BFloat16Numbers {
   using Input = uint16_t;
-  static constexpr int kInputs = 2;
+  static constexpr int kInputs = 2, kBlockRows = 0;
   static __m512bh weight(const uint16_t *tile) {
     return reinterpret_cast<__m512bh>(_mm512_loadu_si512(tile));
   }
@@ -69,10 +69,29 @@ struct InBFloat16 : BFloat16Numbers {
     return {_mm512_dpbf16_ps(sum.v, weight, reinterpret_cast<__m512bh>(_mm512_set1_epi32(both)))};
   }
 };
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// Two products are rounded to odd, and so is their sum; what is below 2^-126 counts as zero.
+struct InBFloat16 : BFloat16Numbers {
+  using Input = uint16_t;
+  static constexpr int kInputs = 2, kBlockRows = 3;
+  struct Pairs {
+    bfloat16x8_t v[4];
+  };
+  static bfloat16x8_t four(const uint16_t *from) { return vreinterpretq_bf16_u16(vld1q_u16(from)); }
+  static Pairs weight(const uint16_t *tile) {
+    return {{four(tile), four(tile + 8), four(tile + 16), four(tile + 24)}};
+  }
+  static Vec add(const Vec &sum, const Pairs &weight, const uint16_t *pair) {
+    int32_t both;
+    std::memcpy(&both, pair, sizeof both);
+    const bfloat16x8_t inputs = vreinterpretq_bf16_s32(vdupq_n_s32(both));
+    return each_register([&](int k) { return vbfdotq_f32(sum.v[k], weight.v[k], inputs); });
+  }
+};
 #else
 struct InBFloat16 : BFloat16Numbers {
   using Input = float;
-  static constexpr int kInputs = 2;
+  static constexpr int kInputs = 2, kBlockRows = 0;
   struct Pairs {
     Vec first, second;
   };
@@ -126,11 +145,66 @@ inline void sum(const Inputs<Format> &inputs, const typename Format::Stored *til
   }
 }
 
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// BFMMLA multiplies two rows with two outputs of four inputs, as two steps of BFDOT one after the other: the
+// bits are the same. A sum is two outputs of a row, then those of the next one. Two pairs of lines of a tile
+// are its operands, zipped.
+template <int kRows>
+inline void sum_by_blocks(const Inputs<InBFloat16> &inputs, const uint16_t *tile, int64_t num_inputs, Ahead ahead,
+                          Vec (&sums)[kRows][1]) {
+  constexpr int kPairs = (kRows + 1) / 2;
+  const uint16_t *rows[2 * kPairs];
+#pragma GCC unroll 16
+  for (int row = 0; row < 2 * kPairs; ++row)
+    rows[row] = inputs.data + std::min(row, kRows - 1) * inputs.stride;  // the last one may stand for none
+  float32x4_t blocks[kPairs][8];
+#pragma GCC unroll 16
+  for (int pair = 0; pair < kPairs; ++pair)
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) {
+      const Vec &upper = sums[2 * pair][0], &lower = sums[std::min(2 * pair + 1, kRows - 1)][0];
+      const auto half = [=](float32x4_t four) { return k % 2 ? vget_high_f32(four) : vget_low_f32(four); };
+      blocks[pair][k] = vcombine_f32(half(upper.v[k / 2]), half(lower.v[k / 2]));
+    }
+  for (int64_t i = 0; i < num_inputs; i += 4, tile += kTileOutputs * 4) {
+    for (int line = 0; line < 2; ++line) {
+      ask(ahead.line);
+      ask(ahead.line + ahead.to_second);
+      ahead.line += ahead.per_step;
+    }
+    bfloat16x8_t own[kPairs];
+#pragma GCC unroll 16
+    for (int pair = 0; pair < kPairs; ++pair)
+      own[pair] = vreinterpretq_bf16_u16(vcombine_u16(vld1_u16(rows[2 * pair] + i), vld1_u16(rows[2 * pair + 1] + i)));
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+      const uint32x4_t first = vreinterpretq_u32_u16(vld1q_u16(tile + 8 * k));
+      const uint32x4_t second = vreinterpretq_u32_u16(vld1q_u16(tile + 2 * kTileOutputs + 8 * k));
+      const bfloat16x8_t low = vreinterpretq_bf16_u32(vzip1q_u32(first, second));
+      const bfloat16x8_t high = vreinterpretq_bf16_u32(vzip2q_u32(first, second));
+#pragma GCC unroll 16
+      for (int pair = 0; pair < kPairs; ++pair) {
+        blocks[pair][2 * k] = vbfmmlaq_f32(blocks[pair][2 * k], own[pair], low);
+        blocks[pair][2 * k + 1] = vbfmmlaq_f32(blocks[pair][2 * k + 1], own[pair], high);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row)
+    sums[row][0] = each_register([&](int k) {
+      const float64x2_t left = vreinterpretq_f64_f32(blocks[row / 2][2 * k]);
+      const float64x2_t right = vreinterpretq_f64_f32(blocks[row / 2][2 * k + 1]);
+      return vreinterpretq_f32_f64(row % 2 ? vzip2q_f64(left, right) : vzip1q_f64(left, right));
+    });
+}
+#endif
+
 // A group of rows and a piece of a tile.
 template <class Format, int kRows>
 void multiply_group(const ost_product &p, const Inputs<Format> &inputs, int64_t first_row,
                     const TilePiece &piece, Ahead ahead) {
-  constexpr int kSides = kRows <= kRowsOfWholeTiles ? 2 : 1;
+  constexpr bool is_by_blocks = Format::kBlockRows != 0 && kRows >= Format::kBlockRows;
+  constexpr int kSides = kRows <= kRowsOfWholeTiles && !is_by_blocks ? 2 : 1;
   const auto *weights = static_cast<const typename Format::Stored *>(piece.weights);
   const Inputs<Format> own{inputs.data + first_row * inputs.stride, inputs.stride};
   const bool begins = piece.first_input == 0;
@@ -143,8 +217,12 @@ void multiply_group(const ost_product &p, const Inputs<Format> &inputs, int64_t 
 #pragma GCC unroll 2
       for (int side = 0; side < kSides; ++side)
         sums[row][side] = begins ? fill(0.f) : load(kept + row * kTileOutputs + side * 16);
-    sum<Format, kRows, kSides>(own, weights + first * 16 * Format::kInputs, piece.num_inputs, ahead,
-                               sums);
+    const auto *side = weights + first * 16 * Format::kInputs;
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    if constexpr (is_by_blocks) sum_by_blocks<kRows>(own, side, piece.num_inputs, ahead, sums);
+    else
+#endif
+      sum<Format, kRows, kSides>(own, side, piece.num_inputs, ahead, sums);
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 2

@@ -45,14 +45,15 @@ inline Ints add_products(Ints sum, Pairs a, Pairs b) {
 }
 #if !defined(__AVX512VNNI__)
 // Sums of 16 bits of products of bytes, two of them for each sum of 32 bits: bytes of a are below 16 and
-// those of b have a sign, so that 8 additions fit.
+// those of b, four that all outputs meet, have a sign, so that 8 additions fit.
 #define OST_SMALL_SUMS
 struct SmallSums {
   __m512i v;
 };
 inline SmallSums no_small_sums() { return {_mm512_setzero_si512()}; }
-inline SmallSums add_small(SmallSums sum, Pairs a, Pairs b) {
-  return {_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(a.v, b.v))};
+inline void add_small(SmallSums &sum, Pairs a, const int8_t *b) {
+  const Pairs inputs = fill_pairs(reinterpret_cast<const int16_t *>(b));
+  sum.v = _mm512_add_epi16(sum.v, _mm512_maddubs_epi16(a.v, inputs.v));
 }
 inline Ints add_sums(Ints sum, SmallSums small) {
   const __m512i wide = _mm512_madd_epi16(small.v, _mm512_set1_epi16(1));
@@ -103,14 +104,17 @@ inline Ints add_products(Ints sum, Pairs x, Pairs y) {
 struct SmallSums {
   __m256i a, b;
 };
-inline __m256i small_added_now(__m256i sum, __m256i a, __m256i b) {
-  sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b));
-  asm("" : "+x"(sum));
-  return sum;
-}
 inline SmallSums no_small_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-inline SmallSums add_small(SmallSums sum, Pairs a, Pairs b) {
-  return {small_added_now(sum.a, a.a, b.a), small_added_now(sum.b, a.b, b.b)};
+// Sums of six rows, codes and what is on the way take all registers, which GCC does not see.
+inline void add_small(SmallSums &sum, Pairs a, const int8_t *b) {
+  __m256i inputs, products;
+  asm("vpbroadcastd %[b], %[inputs]\n\t"
+      "vpmaddubsw %[inputs], %[low], %[products]\n\t"
+      "vpmaddubsw %[inputs], %[high], %[inputs]\n\t"
+      "vpaddw %[products], %[first], %[first]\n\t"
+      "vpaddw %[inputs], %[second], %[second]"
+      : [first] "+x"(sum.a), [second] "+x"(sum.b), [inputs] "=&x"(inputs), [products] "=&x"(products)
+      : [low] "x"(a.a), [high] "x"(a.b), [b] "m"(*reinterpret_cast<const int32_t *>(b)));
 }
 inline Ints add_sums(Ints sum, SmallSums small) {
   const __m256i one = _mm256_set1_epi16(1);

@@ -1,4 +1,5 @@
-// The layout of a packed weight: one for all instruction sets, so that a weight is packed once.
+// The layouts of a packed weight. It is packed once, when it is loaded, and every instruction set can
+// multiply with it.
 //
 // A tile holds 32 outputs and all inputs; tiles follow each other. Within a tile inputs follow each
 // other, and an input has its 32 outputs side by side. In bfloat16 two inputs stand together, since
@@ -19,6 +20,13 @@
 //
 //     8 bits   [num_outputs / 32][num_inputs / 2][32][2]
 //     4 bits   [num_outputs / 32][num_inputs / 8][32][2], inputs j, 2 + j, 4 + j, 6 + j in word j
+//
+// ARM's instructions for bytes take two outputs of eight inputs at a time. For processors that have them,
+// codes stand in such blocks of 16 bytes, and 16 outputs are by themselves; of 4 bits, a block's bytes have
+// those of its four outputs further in their high halves:
+//
+//     8 bits   [num_outputs / 16][num_inputs / 8][8][2][8]
+//     4 bits   [num_outputs / 16][num_inputs / 8][4][2][8], blocks b and 4 + b in bytes of b
 #pragma once
 
 #include <cstdint>
@@ -40,6 +48,15 @@ constexpr int64_t num_tiles(int64_t num_outputs) {
 
 // Inputs that stand together.
 constexpr int inputs_per_pack(int32_t dtype) { return dtype == OST_BFLOAT16 ? 2 : 1; }
+
+constexpr bool in_blocks(int32_t weight_format) {
+  return weight_format == OST_INT8_BLOCKS || weight_format == OST_INT4_BLOCKS;
+}
+
+// Of a weight of codes.
+constexpr int64_t bits_of_codes(int32_t weight_format) {
+  return weight_format == OST_INT8 || weight_format == OST_INT8_BLOCKS ? 8 : 4;
+}
 
 // Where a number is among the tiles; num_inputs is rounded up.
 constexpr int64_t place_in_tiles(int32_t dtype, int64_t num_inputs, int64_t output, int64_t input) {

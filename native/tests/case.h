@@ -102,11 +102,21 @@ class Store {
 
 inline const char *name_of_isa(int32_t isa) {
 #if defined(__aarch64__)
-  static const char *const names[] = {"generic", "NEON", "NEON with SDOT", "NEON with I8MM"};
+  static const char *const names[] = {"generic", "NEON", "NEON with SDOT", "NEON with I8MM",
+                                      "NEON with BF16"};
 #else
   static const char *const names[] = {"generic", "AVX2", "AVX-512", "AVX-512 BF16", "AMX"};
 #endif
   return names[isa];
+}
+
+// Whether an instruction set of x86-64 is in use, or one that contains it; ARM's have the same numbers.
+inline bool uses_x86([[maybe_unused]] int32_t isa) {
+#if defined(__x86_64__)
+  return ost_current_isa() >= isa;
+#else
+  return false;
+#endif
 }
 
 [[noreturn]] inline void fail(uint32_t seed, const char *what) {

@@ -69,7 +69,7 @@ double worst_error(Scene &s, const std::vector<std::vector<Expected>> &expected,
                                 s.soft_cap,
                                 num_threads};
   ost_attend(&attention);
-  const bool rounds_weights = s.is_brain() && ost_current_isa() >= OST_AVX512_BF16;
+  const bool rounds_weights = s.is_brain() && uses_x86(OST_AVX512_BF16);
   // Queries and weights as whole numbers are off by half a unit of their largest, in all dimensions.
   const bool is_whole = s.kv_dtype == OST_KV_INT8;
   const double allowed = rounds_weights ? 8e-3 : is_whole ? 1e-3 : 3e-5;

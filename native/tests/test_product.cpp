@@ -109,6 +109,7 @@ struct Product {
               0,
               0,
               0,
+              0,
               0};
   }
 
@@ -150,7 +151,8 @@ void check_product(uint32_t seed) {
 // Codes in place of a product's weight, with scales, minima or zeros or none, and inputs in any order.
 struct Codes {
   Codes(Random &random, Product &p)
-      : bits(random.pick({8, 4})), num_inputs(p.weight.padded_inputs()),
+      : bits(random.pick({8, 4})), is_in_blocks(p.record.dtype != OST_FLOAT16 && random.chance(0.5)),
+        num_inputs(p.weight.padded_inputs()),
         has_superblocks(num_inputs % 256 == 0 && random.chance(0.4)),
         group_size(has_superblocks ? random.pick({16, 32}) : 32 * random.pick({1, 2, 4, 9, 100})),
         groups((num_inputs + group_size - 1) / group_size), has_minima(random.chance(0.4)),
@@ -178,7 +180,8 @@ struct Codes {
     p.record.zeros = has_zeros ? zeros.data() : nullptr;
     p.record.order = is_mixed ? order.data() : nullptr;
     p.record.tiles = codes.data();
-    p.record.weight_format = bits == 8 ? OST_INT8 : OST_INT4;
+    p.record.weight_format = is_in_blocks ? (bits == 8 ? OST_INT8_BLOCKS : OST_INT4_BLOCKS)
+                                          : (bits == 8 ? OST_INT8 : OST_INT4);
     p.record.scales = has_superblocks ? scale_tiles.data() : scales.data();
     p.record.minima = !has_minima ? nullptr : has_superblocks ? minimum_tiles.data() : minima.data();
     p.record.scale_dtype = has_superblocks ? OST_SUPERBLOCKS : scales.dtype;
@@ -219,6 +222,12 @@ struct Codes {
     const double zero = has_zeros ? zeros[place] : bits == 4 ? 8 : 0;
     const double minimum = has_minima ? minima.at(place) : -zero * scales.at(place);
     const uint8_t *own = &codes[tile * 32 * num_inputs * bits / 8];
+    if (is_in_blocks) {
+      const int64_t step = o / 16 * (num_inputs / 8) + input / 8, within = o % 16;
+      if (bits == 8)
+        return static_cast<int8_t>(own[step * 128 + within * 8 + input % 8]) * scales.at(place) + minimum;
+      return (own[step * 64 + within % 8 * 8 + input % 8] >> within / 8 * 4 & 15) * scales.at(place) + minimum;
+    }
     if (bits == 8)
       return static_cast<int8_t>(own[(input / 2 * 32 + o) * 2 + input % 2]) * scales.at(place) +
              minimum;
@@ -228,6 +237,7 @@ struct Codes {
   }
 
   int32_t bits;
+  bool is_in_blocks;
   int64_t num_inputs;
   bool has_superblocks;
   int32_t group_size;
@@ -250,6 +260,7 @@ void check_row_alone(uint32_t seed, bool has_codes) {
   if (has_codes) {
     codes.emplace(random, p);
     p.record.activation_bits = random.pick({0, 8});
+    p.record.activation_group = p.record.activation_bits * random.pick({0, 4});
   }
   ost_ops_product(&p.record);
   for (int turn = 0; turn < 6; ++turn) {
@@ -283,20 +294,29 @@ void check_codes(uint32_t seed) {
     for (int64_t i = 0; i < p.inputs.size(); ++i) p.inputs.set(i, -2.f);
   }
   p.record.activation_bits = random.pick({0, 0, 8});
+  p.record.activation_group = p.record.activation_bits * random.pick({0, 4});
+  const int64_t span = p.record.activation_group == 0 ? p.weight.num_inputs : p.record.activation_group;
   ost_ops_product(&p.record);
   const double unit = dtype == OST_FLOAT32 ? 1e-7 : dtype == OST_BFLOAT16 ? 1 / 256. : 1 / 2048.;
   for (int64_t row = 0; row < p.num_rows; row += 1 + p.num_rows / 20) {
     for (int64_t output = 0; output < p.weight.num_outputs; output += random.between(1, 9)) {
       double sum = p.has_bias ? p.bias.at(output) : 0, sizes = std::fabs(sum), largest = 0, all = 0;
+      double rounded = 0, span_largest = 0, span_all = 0;  // by rows of 8 bits
       for (int64_t i = 0; i < p.weight.num_inputs; ++i) {
         const double input = p.inputs.at(row * p.in_stride + i), weight = codes.at(output, i);
         sum += input * weight;
         sizes += std::fabs(input * weight);
         largest = std::max(largest, std::fabs(input));
         all += std::fabs(weight);
+        span_largest = std::max(span_largest, std::fabs(input));
+        span_all += std::fabs(weight);
+        if ((i + 1) % span == 0 || i + 1 == p.weight.num_inputs) {
+          rounded += span_largest * span_all / 250;
+          span_largest = span_all = 0;
+        }
       }
-      const bool rounds = dtype == OST_FLOAT16 || ost_current_isa() == OST_AMX;
-      const double own = p.record.activation_bits != 0 ? largest * all / 250
+      const bool rounds = dtype == OST_FLOAT16 || uses_x86(OST_AMX);
+      const double own = p.record.activation_bits != 0 ? rounded
                          : dtype == OST_FLOAT32        ? 0
                          : rounds                      ? sizes * unit
                                                        : largest * all / 32768;
@@ -335,6 +355,7 @@ void check_gated(uint32_t seed) {
                         nullptr,
                         nullptr,
                         nullptr,
+                        0,
                         0,
                         0,
                         0,

@@ -51,11 +51,11 @@ struct FeedForward {
            {norm_weight.view.data, nullptr, 1e-5f, 0, OST_RMS_NORM, 1}, {}, 77, width, OST_BFLOAT16,
            1.f, 1};
     up = {normed.view, gate_up.view, up_tiles.view.data, nullptr, 77, width, 2 * inner,
-          OST_BFLOAT16, 1, OST_PLAIN, nullptr, nullptr, nullptr, nullptr, 0, 0, 0, 0};
+          OST_BFLOAT16, 1, OST_PLAIN, nullptr, nullptr, nullptr, nullptr, 0, 0, 0, 0, 0};
     gate = {gate_up.view, gated.view, 77, inner, OST_BFLOAT16,
             random.pick({OST_SILU, OST_GELU_TANH, OST_RELU}), 1, 1};
     back = {gated.view, down.view, down_tiles.view.data, bias.view.data, 77, inner, width,
-            OST_BFLOAT16, 1, OST_PLAIN, nullptr, nullptr, nullptr, nullptr, 0, 0, 0, 0};
+            OST_BFLOAT16, 1, OST_PLAIN, nullptr, nullptr, nullptr, nullptr, 0, 0, 0, 0, 0};
     add_back = add;
     add_back.addend = down.view;
   }

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from torch.utils.hooks import RemovableHandle
 
 from ostinato import AsyncLLM
 from ostinato.core.plan import StepPlan, StepResult
@@ -27,6 +28,7 @@ class EngineWatch:
     def __init__(self) -> None:
         self.engines: list[Engine] = []
         self.embedded_tokens: list[int] = []
+        self._hooks: list[RemovableHandle] = []
 
     def add(self, engine: Engine) -> None:
         """Begin to count."""
@@ -37,7 +39,13 @@ class EngineWatch:
         def count(module: Any, inputs: Any, output: Any) -> None:
             self.embedded_tokens[place] += inputs[0].numel()
 
-        engine.loaded.model.get_input_embeddings().register_forward_hook(count)
+        embeddings = engine.loaded.model.get_input_embeddings()
+        self._hooks.append(embeddings.register_forward_hook(count))
+
+    def remove_hooks(self) -> None:
+        """Stop counting: other tests use the models."""
+        for hook in self._hooks:
+            hook.remove()
 
     def check_nothing_is_held(self) -> None:
         """No request is live, no block is held, and every count in the cache is right."""
@@ -59,7 +67,10 @@ def watching() -> Iterator[EngineWatch]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "__init__", made)
-        yield watch
+        try:
+            yield watch
+        finally:
+            watch.remove_hooks()
 
 
 @pytest.fixture

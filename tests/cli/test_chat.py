@@ -199,13 +199,8 @@ class TestTemplates:
         assert "chat_template='nothing.jinja'" in line
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("--max-tokens", "0"), ("--top-p", "0"), ("--num-blocks", "0")]
-)
-def test_an_option_out_of_range_is_refused_in_one_line(terminal: Terminal, option: str, value: str):
-    assert f"{option.strip('-').replace('-', '_')}={value}" in terminal.refuse(
-        "chat", option, value
-    )
+def test_an_option_out_of_range_is_refused_in_one_line(terminal: Terminal):
+    assert "top_p=0" in terminal.refuse("chat", "--top-p", "0")
 
 
 def test_input_that_is_no_text_is_refused(terminal: Terminal):

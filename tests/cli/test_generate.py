@@ -292,11 +292,7 @@ class TestRefusals:
             ("--seed", str(2**64)),
             ("-n", "0"),
             ("--stop", ""),
-            ("--num-blocks", "0"),
-            ("--block-size", "0"),
-            ("--max-model-len", "0"),
             ("--kv-cache-memory", "3G"),
-            ("--dtype", "int8"),
             ("--index", "tree"),
         ],
     )

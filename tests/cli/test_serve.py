@@ -22,11 +22,11 @@ MODEL = "tiny-shakespeare"
 
 
 def test_it_serves_this_machine_alone_drains_when_it_is_told_to_end_and_hits_after_a_restart(
-    tmp_path: Path,
+    tmp_path: Path, terminal: Terminal
 ):
     """After SIGTERM: not ready, nothing new, what runs goes on to its end, exit code 0.
 
-    The next process finds on the disk what the first has computed.
+    The next server, in this process, finds on the disk what the first has computed.
     """
     adapter = save_adapter(resolve_model(MODEL), tmp_path / "sql", 1)
     options = ["--lora-modules", f"sql={adapter}", "--num-blocks", "256"]
@@ -57,14 +57,18 @@ def test_it_serves_this_machine_alone_drains_when_it_is_told_to_end_and_hits_aft
         assert done == "[DONE]"
         assert server.wait() == 0
 
-    with served(MODEL, *options) as server, httpx.Client(base_url=server.url) as http:
-        assert continued(http) == (text, {"cached_tokens": 96, "disk_tokens": 96})
-        tiers = http.get("/admin/tiers").json()
-        assert tiers["loaded_tokens"] == {"disk": 96} and tiers["tiers"][0]["state"] == "on"
-        metrics = http.get("/metrics").text
-        assert 'ostinato_tier_loaded_tokens_total{tier="disk"} 96.0' in metrics
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0
+    def hit(state: ServerState, *_: object) -> None:
+        with serving(state) as url, httpx.Client(base_url=url) as http:
+            assert continued(http) == (text, {"cached_tokens": 96, "disk_tokens": 96})
+            tiers = http.get("/admin/tiers").json()
+            assert tiers["loaded_tokens"] == {"disk": 96} and tiers["tiers"][0]["state"] == "on"
+            metrics = http.get("/metrics").text
+            assert 'ostinato_tier_loaded_tokens_total{tier="disk"} 96.0' in metrics
+        state.llm.shutdown()
+
+    with mock.patch("ostinato.server.lifecycle.run_server", side_effect=hit):
+        done = terminal.run("serve", MODEL, *options, "--port", "0")
+    assert done.exit_code == 0, done.output
 
 
 def continued(http: httpx.Client) -> tuple[str, dict[str, int]]:

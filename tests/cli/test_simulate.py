@@ -4,6 +4,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -299,6 +300,9 @@ def test_a_plan_prices_each_model_by_its_own_config(terminal: Terminal, trace, t
 
 
 def test_costs_are_measured_on_this_machine(terminal: Terminal, trace, monkeypatch):
+    """With short prompts, where ``ostinato simulate`` takes those of the model's length."""
+    measure = partial(_cost_options.measure_cost, max_model_len=256)
+    monkeypatch.setattr(_cost_options, "measure_cost", measure)
     how = (trace, "-m", "tiny-shakespeare", "--measure", "tiny-shakespeare", "--json")
     result = terminal.run("simulate", *how, "--no-bounds")
     assert result.exit_code == 0, result.output

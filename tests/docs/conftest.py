@@ -9,7 +9,10 @@ import pytest
 
 from tests.cli.terminal import Terminal
 from tests.docs.reading import ROOT, code_blocks
+from tests.support.model_pool import POOL, pooled_models, use_pool
 from tests.support.servers import serving
+
+__all__ = ["pooled_models", "use_pool"]
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(8000|8765)\b")
 """What the pages say; the server of the tests listens on whichever port is free."""
@@ -24,6 +27,7 @@ def server_address() -> Iterator[str]:
         done = Terminal().run(*shlex.split(command)[1:], "--port", "0")
     assert done.exit_code == 0, done.output
     state = run_server.call_args.args[0]
+    POOL.keep_lent()
     with serving(state) as url:
         yield url
     state.llm.shutdown()

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,19 +27,22 @@ def text_files() -> list[Path]:
     return [path for path in tracked_files() if path.suffix in TEXT]
 
 
-@pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_every_relative_link_leads_somewhere(page: Path):
+def links() -> list[tuple[Path, str]]:
+    """Every link on any page, with the page it is on."""
+    return [(page, target) for page in pages() for target in LINK.findall(prose(page))]
+
+
+def test_every_relative_link_leads_somewhere():
     """Pages move; the links to them do not by themselves."""
-    for target in LINK.findall(prose(page)):
+    for page, target in links():
         file = target.partition("#")[0]
         if file and not re.match(r"[a-z]+:", target):
             assert (page.parent / file).exists(), f"{name_of(page)} links to {target}"
 
 
-@pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_every_link_into_a_page_names_one_of_its_headings(page: Path):
+def test_every_link_into_a_page_names_one_of_its_headings():
     """README's own links included, which the site's build does not see."""
-    for target in LINK.findall(prose(page)):
+    for page, target in links():
         file, _, anchor = target.partition("#")
         goal = page if not file else page.parent / file
         if anchor and goal.suffix == ".md" and goal.is_file():
@@ -69,12 +73,12 @@ def test_every_page_is_in_the_navigation_once():
     assert named == written
 
 
-@pytest.mark.parametrize("path", text_files(), ids=name_of)
-def test_no_file_speaks_of_one_machine(path: Path):
+def test_no_file_speaks_of_one_machine():
     """A path or an address that only one machine knows misleads everybody else."""
-    text = path.read_text(encoding="utf-8")
-    assert not MACHINE_PATH.findall(text)
-    assert not LOCAL_ADDRESS.findall(text)
+    for path in text_files():
+        text = path.read_text(encoding="utf-8")
+        assert not MACHINE_PATH.findall(text), name_of(path)
+        assert not LOCAL_ADDRESS.findall(text), name_of(path)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +122,7 @@ def test_every_law_names_its_tests_or_says_that_it_is_not_built_yet():
         assert ("`tests/" in proof) != ("nothing yet" in proof), law.splitlines()[0]
 
 
+@cache
 def _anchors(page: Path) -> set[str]:
     """The names under which a page's headings can be reached."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)

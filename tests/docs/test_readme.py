@@ -79,10 +79,9 @@ def test_the_readme_names_the_two_commands_that_set_everything_up():
     assert {"scripts/demo", "scripts/check"} <= named
 
 
-@pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_file_trees_are_those_of_the_repository(page: Path):
+def test_file_trees_are_those_of_the_repository():
     """Every path that a tree draws exists; a package's tree names all of its rooms."""
-    for block in code_blocks(page, "", "text"):
+    for page, block in [(p, b) for p in pages() for b in code_blocks(p, "", "text")]:
         tree = drawn_paths(block)
         missing = [path for path in tree if not (ROOT / path).exists()]
         assert not missing, f"{name_of(page)} draws {missing}"

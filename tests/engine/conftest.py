@@ -11,9 +11,11 @@ from tests.engine.tiered import new_llm, tier
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle, make_llm
 from tests.support.model_families import VOCAB_SIZE
+from tests.support.model_pool import pooled_models, use_pool
 
 __all__ = [
-    "bard", "checkpoints", "expected", "listen", "llm", "make_llm", "new_llm", "publish", "tier",
+    "bard", "checkpoints", "expected", "listen", "llm", "make_llm", "new_llm", "pooled_models",
+    "publish", "tier", "use_pool",
 ]  # fmt: skip
 
 

@@ -8,13 +8,14 @@ from tests.exactness.reference import Reference
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import make_llm
 from tests.support.instruction_sets import isa
+from tests.support.model_pool import pooled_models, use_pool
 
-__all__ = ["checkpoints", "isa", "make_llm", "reference_of"]
+__all__ = ["checkpoints", "isa", "make_llm", "pooled_models", "reference_of", "use_pool"]
 
 ReferenceOf = Callable[[str], Reference]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reference_of(checkpoints: Checkpoints) -> Iterator[ReferenceOf]:
     """Ask ``transformers`` instead; each family is loaded once."""
     references: dict[str, Reference] = {}

@@ -18,7 +18,7 @@ from tests.exactness.reference import NUM_NEW, PROMPTS, random_ids
 from tests.support.engines import MakeLLM
 from tests.support.pairs import pairwise
 
-NUM_PROMPTS = 200
+NUM_PROMPTS = 60
 TINIEST = {"num_hidden_layers": 1, "num_key_value_heads": 1, "max_position_embeddings": 1024}
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
@@ -32,7 +32,7 @@ class Meter:
         """Begin at zero."""
         self._num_tokens = 0
         embedding = llm.engine.loaded.model.get_input_embeddings()
-        self._hook = embedding.register_forward_pre_hook(self._count)
+        self.remove = embedding.register_forward_pre_hook(self._count).remove
 
     def read(self) -> int:
         """Return the tokens since the last reading."""
@@ -49,12 +49,16 @@ Metered = Callable[..., tuple[LLM, Meter]]
 @pytest.fixture
 def metered(make_llm: MakeLLM) -> Iterator[Metered]:
     """Make an engine of the tiniest model, and its meter."""
+    meters: list[Meter] = []
 
     def make(**settings: object) -> tuple[LLM, Meter]:
         llm = make_llm("llama", config=TINIEST, **{"dtype": "float32", **settings})
-        return llm, Meter(llm)
+        meters.append(Meter(llm))
+        return llm, meters[-1]
 
     yield make
+    for meter in meters:
+        meter.remove()
 
 
 def num_distinct_prefixes(prompts: Sequence[Sequence[int]], known: int) -> int:

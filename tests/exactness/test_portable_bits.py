@@ -107,15 +107,20 @@ def test_a_cap_of_logits_is_refused(tmp_path: Path):
         open_llm(path, dtype="float32", quantization="int8")
 
 
-def test_amx_is_left_unused(monkeypatch: pytest.MonkeyPatch):
-    """AMX multiplies codes in bfloat16; the largest set that does not is taken in its place."""
+@pytest.mark.parametrize(
+    ("best", "used"), [(Isa.AMX, Isa.AVX512_BF16), (Isa.NEON_BF16, Isa.NEON_I8MM)]
+)
+def test_what_rounds_in_a_way_of_its_own_is_left_unused(
+    best: Isa, used: Isa, monkeypatch: pytest.MonkeyPatch
+):
+    """AMX multiplies codes in bfloat16, and so BFMMLA plain weights; the next set does not."""
     taken: list[Isa] = []
-    monkeypatch.setattr(portable_bits, "current_isa", lambda native: Isa.AMX)
+    monkeypatch.setattr(portable_bits, "current_isa", lambda native: best)
     monkeypatch.setattr(portable_bits, "use_isa", lambda native, isa: taken.append(isa))
 
     portable_bits.use_portable_kernels()
 
-    assert taken == [Isa.AVX512_BF16]
+    assert taken == [used]
 
 
 def write_golden() -> None:

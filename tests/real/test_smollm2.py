@@ -32,14 +32,8 @@ STRANGERS = (
     "def fibonacci(n):\n",
     "The capital of France is",
     "2, 4, 6, 8,",
-    "Dear Sir or Madam,",
     "La ville de Paris est",
-    "To be, or not to be",
-    "SELECT name FROM",
-    "Water boils at",
-    "Ingredients: flour, eggs,",
     "<html><body>",
-    "Monday, Tuesday,",
 )
 
 
@@ -69,12 +63,12 @@ def assert_as_generated(found: list[RequestOutput], reference: PreTrainedModel) 
 def test_answers_are_those_of_generate_cold_in_chunks_among_strangers_and_with_hits(
     state: ServerState, reference: PreTrainedModel
 ):
-    """Eight prompts on one note, of which two go on, beside twelve strangers; then all again."""
+    """Eight prompts on one note, of which two go on, beside six strangers; then all again."""
     tokenizer = state.llm.engine.loaded.require_tokenizer()
     asked = [*((question,) for question in QUESTIONS), *CONTINUED]
     on_the_note = [prompt_ids(state, *turns) for turns in asked]
     strangers = [list(tokenizer(text)["input_ids"]) for text in STRANGERS]
-    assert len(on_the_note) + len(strangers) == 20
+    assert len(on_the_note) + len(strangers) == 14
 
     cold = answers(state, on_the_note + strangers)
     warm = answers(state, on_the_note + strangers)

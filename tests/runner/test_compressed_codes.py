@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from ostinato.runner.forward import codes
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.model_loader import load_model
@@ -42,7 +43,7 @@ def test_a_checkpoint_runs_from_its_own_codes(kind: str, dtype: Any, tmp_path: P
     layer = loaded.model.model.layers[0].mlp.up_proj
     assert isinstance(layer, PackedLinear) and isinstance(layer.packed, QuantizedWeight)
     assert layer.packed.format.bits == int(kind[1])
-    assert layer.packed.activation_bits == (8 if "A8" in kind else 0)
+    assert layer.packed.activations == (codes.BY_TOKEN if "A8" in kind else codes.PLAIN)
     assert torch.equal(layer.weight, theirs.model.layers[0].mlp.up_proj.weight)
     away = (own_logits(loaded, PROMPT) - expected).square().mean().sqrt() / expected.std()
     # A token's scale in bfloat16 is another one, and a number in the middle may get either code.

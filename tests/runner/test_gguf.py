@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import pytest
@@ -10,12 +10,16 @@ import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from ostinato import LLM, SamplingParams
-from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
+from ostinato.errors import BrokenCheckpoint, ConfigError, ModelNotFound, UnsupportedModel
+from ostinato.runner import model_loader
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.checkpoint import weight_files
 from ostinato.runner.checkpoints.gguf_file import open_gguf
+from ostinato.runner.forward.codes import IN_GROUPS, PLAIN
+from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.loading import pretrained
 from ostinato.runner.model_loader import load_model
+from ostinato.runner.native.library import Isa
 from tests.runner.bench import own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import TEMPLATE, save_gguf
@@ -51,10 +55,38 @@ def test_a_large_file_is_computed_in_bfloat16_unless_another_dtype_is_set(
     """The limit is 1 GiB; here it is the file's own size."""
     size = plain_file.stat().st_size
     for limit, expected in ((size + 1, torch.float32), (size, torch.bfloat16)):
-        monkeypatch.setattr(pretrained, "GGUF_BYTES_IN_BFLOAT16", limit)
+        monkeypatch.setattr(pretrained, "LARGE_GGUF_BYTES", limit)
         assert load_model(plain_file).dtype == expected
 
     assert load_model(plain_file, dtype="float32").dtype == torch.float32
+
+
+def test_activations_of_a_large_file_are_rounded_to_8_bits_unless_they_are_to_stay_floats(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The output layer's stay as they are; on AMX, all do."""
+    path = save_gguf(tmp_path / "small.gguf", checkpoint, "Q4_0")
+    monkeypatch.setattr(model_loader, "LARGE_GGUF_BYTES", path.stat().st_size)
+    for has_amx, name, expected in (
+        (False, "auto", IN_GROUPS),
+        (True, "auto", PLAIN),
+        (False, "float", PLAIN),
+        (True, "int8", IN_GROUPS),
+    ):
+        isa = Isa.AMX if has_amx else Isa.GENERIC
+        monkeypatch.setattr(model_loader, "current_isa", lambda _, isa=isa: isa)
+        loaded = load_model(path, "float32", activation_dtype=name)
+        assert loaded.quantization is not None and loaded.fused is not None
+        assert loaded.quantization.activations == expected
+        assert ("activations int8" in loaded.weight_format) == (expected == IN_GROUPS)
+        weights = [each.weight for each in loaded.fused.decoder.projections()]
+        assert {cast(QuantizedWeight, weight).activations for weight in weights} == {expected}
+        assert cast(QuantizedWeight, loaded.fused.decoder.head.weight).activations == PLAIN
+
+
+def test_activations_of_8_bits_need_weights_of_codes(checkpoint: Path):
+    with pytest.raises(ConfigError, match=r"activation_dtype=.int8.: .*set quantization"):
+        load_model(checkpoint, activation_dtype="int8")
 
 
 def test_tokenizer_and_chat_template_come_out_of_the_file(plain_file: Path):

@@ -2,6 +2,7 @@
 
 from array import array
 
+import numpy as np
 import torch
 
 from ostinato.core.ids import SequenceId, SlotId
@@ -74,6 +75,28 @@ def test_a_step_that_samples_nothing_wants_no_logits():
     built = inputs(scheduled([1, 2], 0, [0]))
 
     assert built.logit_rows.tolist() == [] and built.sample_rows.tolist() == []
+
+
+def test_some_rows_read_as_sequences_of_neighbours():
+    """Rows 0, 4, 5 and 9 of the picture: one of A, two neighbours of B, the last one of C."""
+    built = inputs(
+        scheduled([11], 9, [5, 6, 7], sample=True),
+        scheduled([21, 22, 23, 24, 25, 26], 0, [3, 1]),
+        scheduled([31, 32, 33], 4, [8, 0], sample=True),
+    )
+
+    read = built.groups[0].at_rows(np.array([0, 4, 5, 9]))
+
+    assert read.starts.tolist() == [0, 1, 3, 4]
+    assert read.first_positions.tolist() == [9, 3, 6]
+    assert read.blocks.tolist() == [5, 6, 7, 3, 1, 8, 0]
+    assert read.table_starts.tolist() == [0, 3, 5, 7]
+
+
+def test_neighbouring_rows_of_two_sequences_stay_apart():
+    built = inputs(scheduled([1, 2], 0, [0]), scheduled([3, 4], 0, [1]))
+
+    assert built.groups[0].at_rows(np.array([1, 2])).starts.tolist() == [0, 1, 2]
 
 
 def test_copies_are_spelled_out_slot_by_slot():

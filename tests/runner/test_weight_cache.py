@@ -12,10 +12,11 @@ import torch
 from ostinato.core.errors import ConfigError
 from ostinato.runner import model_loader
 from ostinato.runner.checkpoints import fingerprints
+from ostinato.runner.forward import quantized
 from ostinato.runner.forward.weight_refs import replace_weights
 from ostinato.runner.loading import load_memory
 from ostinato.runner.model_loader import LoadedModel, load_model
-from ostinato.runner.weight_cache import folder, recording, restoring
+from ostinato.runner.weight_cache import facts, folder, recording, restoring
 from ostinato.runner.weight_cache.entry import Entry, EntryWriter
 from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, cache_folder, entries
 from tests.runner.test_streamed import logits_of, same
@@ -209,6 +210,22 @@ def test_other_settings_are_another_entry(llama: Path):
     load_model(llama, "bfloat16", quantization="int8")
 
     assert len(entries()) == 2
+
+
+def test_another_layout_of_codes_is_another_entry(llama: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a processor packs them that has instructions for blocks; with the same logits."""
+    pairs = load_model(llama, quantization="int8")
+    for module in (quantized, facts):
+        monkeypatch.setattr(module, "packs_blocks", lambda: True)
+    load_model(llama, quantization="int8")
+
+    blocks = second(llama, monkeypatch, quantization="int8")
+
+    assert len(entries()) == 2
+    assert blocks.fused is not None
+    head = blocks.fused.decoder.head.weight
+    assert isinstance(head, quantized.QuantizedWeight) and head.is_in_blocks
+    same(blocks, pairs)
 
 
 def test_weights_that_are_replaced_change_one_process_alone(

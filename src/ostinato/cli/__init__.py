@@ -7,6 +7,7 @@ help text.
 Files in reading order:
 
 * ``demo``, ``generate``, ``chat``: run a model in the shell
+* ``replay``: computes logged answers again
 * ``serve``: serves a model over HTTP
 * ``route``: routes requests to many engines
 * ``explain``, ``lint``: why prompts miss, and how to fix it
@@ -46,6 +47,7 @@ from ostinato.cli import (
     lint,
     models,
     plan,
+    replay,
     route,
     savings,
     serve,
@@ -54,7 +56,9 @@ from ostinato.cli import (
 )
 from ostinato.cli.options import option_groups as _option_groups
 
-_COMMANDS = (demo, generate, chat, serve, explain, lint, size, savings, simulate, plan)
+_COMMANDS = (
+    demo, generate, replay, chat, serve, explain, lint, size, savings, simulate, plan
+)  # fmt: skip
 _GROUPS = (route, models, cache, keys, labs)
 """Modules with several commands, in an ``app`` of their own."""
 

@@ -20,6 +20,7 @@ from ostinato.cli.output.streaming import (
     write_prompt,
 )
 from ostinato.cli.output.tables import print_json
+from ostinato.cli.replay import replay_record
 from ostinato.core.errors import ConfigError, EmptyPrompt, RequestError
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.settings.config import EngineConfig
@@ -98,8 +99,9 @@ def run(
         else:
             with Console(stderr=True).status("Generating ..."):
                 output = follow(llm, outputs, _REQUEST_ID, lambda piece: None)
+        replay = replay_record(llm, params) if as_json and lora is None else None
     if as_json:
-        print_json(_as_json(model, output))
+        print_json({**_as_json(model, output), "replay": replay})
     else:
         _finish(output, echo)
     if was_interrupted(output):

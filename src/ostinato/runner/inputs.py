@@ -18,7 +18,7 @@ the processor's caches, and each operation takes as long as fetching its code.
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -57,6 +57,26 @@ class AttentionMetadata:
     table_starts: Ints
     block_size: int
     device: torch.device
+
+    def at_rows(self, rows: Ints) -> "AttentionMetadata":
+        """Return what some rows read: neighbours of one sequence are a sequence of their own.
+
+        Args:
+            rows: Ascending, shape (num_rows,); row i of the result is ``rows[i]``.
+        """
+        sequences = np.searchsorted(self.starts, rows, side="right") - 1
+        is_first = np.ones(len(rows), dtype=bool)
+        is_first[1:] = (np.diff(rows) > 1) | (np.diff(sequences) > 0)
+        starts, of = np.append(np.flatnonzero(is_first), len(rows)), sequences[is_first]
+        table_starts = self.table_starts
+        tables = [self.blocks[table_starts[i] : table_starts[i + 1]] for i in of.tolist()]
+        return replace(
+            self,
+            starts=starts,
+            first_positions=self.first_positions[of] + rows[is_first] - self.starts[of],
+            blocks=np.concatenate(tables),
+            table_starts=_offsets(np.diff(table_starts)[of]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -20,6 +20,7 @@ from ostinato.runner.checkpoints.fingerprints import fingerprinting
 from ostinato.runner.checkpoints.generation_config import read_generation_config
 from ostinato.runner.checkpoints.gguf_file import open_gguf
 from ostinato.runner.checkpoints.model_resolver import resolve_model
+from ostinato.runner.forward.codes import IN_GROUPS, PLAIN, Activations
 from ostinato.runner.forward.fused import Forward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
@@ -37,6 +38,7 @@ from ostinato.runner.loading.model_support import (
     length_limit,
 )
 from ostinato.runner.loading.pretrained import (
+    LARGE_GGUF_BYTES,
     TOKENIZER_FILES,
     load_config,
     load_saved_tokenizer,
@@ -49,10 +51,17 @@ from ostinato.runner.loading.streamed import Assembled, LoadSettings, stream_mod
 from ostinato.runner.loading.word_codes import WordCheckpoint, is_in_words, read_words
 from ostinato.runner.malloc_tuning import returning_large_blocks
 from ostinato.runner.model_call import LaterCall, ModelCall
+from ostinato.runner.native.library import Isa, current_isa, library
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization, quantization_settings
 from ostinato.runner.select_forward import ChosenForward, choose_forward
-from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
+from ostinato.runner.settings import (
+    ActivationName,
+    AttentionName,
+    DtypeName,
+    ForwardName,
+    QuantizationName,
+)
 from ostinato.runner.states.store import StateSpec
 from ostinato.runner.weight_cache.cache import WeightCache
 from ostinato.runner.weight_cache.entry import Entry
@@ -160,6 +169,7 @@ def load_model(
     forward: ForwardName = "auto",
     revision: str | None = None,
     quantization: QuantizationName | None = None,
+    activation_dtype: ActivationName = "auto",
     images: bool = True,
     kv_bytes: KVBytes = lambda spec, dtype: 0,
     weight_cache_bytes: int = MAX_BYTES,
@@ -176,6 +186,9 @@ def load_model(
         forward: How steps may be computed, see ``runner.select_forward``.
         revision: Branch, tag or commit of a hub repository.
         quantization: Quantization of the linear layers; None leaves their weights as they are.
+        activation_dtype: What rows become before they are multiplied with codes: ``int8``, with a
+            scale for 32 inputs, or ``float``; ``auto`` is ``int8`` with ``w8a8`` and ``w4a8``, and
+            for GGUF files from 1 GiB on where there are no tiles of bfloat16 (AMX).
         images: Whether to keep the image encoder, if the model has one.
         kv_bytes: Bytes that settings ask for keys and values, which have to fit as well.
         weight_cache_bytes: Maximum bytes of packed weights in the user's cache folder; 0 keeps and
@@ -184,7 +197,8 @@ def load_model(
 
     Raises:
         ConfigError: An unknown dtype or forward, a device that does not exist, or one without
-            support for quantized weights; or the model does not fit in free memory.
+            support for quantized weights; activations in 8 bits without weights of codes; or the
+            model does not fit in free memory.
         ModelNotFound: No such model.
         BrokenCheckpoint: Files are missing or damaged, or weights do not fit the config.
         UnsupportedModel: It would load, but could not be served correctly.
@@ -194,11 +208,24 @@ def load_model(
     """
     one_of("dtype", dtype, get_args(DtypeName))
     one_of("forward", forward, get_args(ForwardName))
+    one_of("activation_dtype", activation_dtype, get_args(ActivationName))
     device = _resolve_device(device)
-    quantized = None if quantization is None else Quantization.named(quantization)
+    quantized = None
+    if quantization is not None:
+        quantized = Quantization.named(quantization, activation_dtype == "int8")
     path = resolve_model(name, revision)
     request = _Request(
-        str(name), path, dtype, device, attention, forward, quantized, images, kv_bytes, same_bits
+        str(name),
+        path,
+        dtype,
+        device,
+        attention,
+        forward,
+        quantized,
+        activation_dtype,
+        images,
+        kv_bytes,
+        same_bits,
     )
     memory = returning_large_blocks() if device.type == "cpu" else nullcontext()
     with memory, quiet(), _named_refusals(path):
@@ -228,6 +255,7 @@ class _Request:
     attention: AttentionName
     forward: ForwardName
     quantization: Quantization | None
+    activation_dtype: ActivationName
     images: bool
     kv_bytes: KVBytes
     same_bits: bool
@@ -235,7 +263,13 @@ class _Request:
     @property
     def facts(self) -> tuple[str, ...]:
         """Everything that packed weights depend on besides the checkpoint."""
-        return self.dtype, self.attention, self.forward, str(self.quantization or "")
+        return (
+            self.dtype,
+            self.attention,
+            self.forward,
+            str(self.quantization or ""),
+            self.activation_dtype,
+        )
 
 
 def _load(
@@ -249,14 +283,16 @@ def _load(
         if entry is None:  # what is kept was checked
             check_config(config)
         check_quantization(config)
+        gguf_bytes = _gguf_bytes(path, files)
         settings = LoadSettings(
             path=path,
             files=files,
             config=config,
-            dtype=torch_dtype(request.dtype, config, _gguf_bytes(path, files)),
+            dtype=torch_dtype(request.dtype, config, gguf_bytes),
             attention=request.attention,
             forward=request.forward,
             quantization=request.quantization,
+            activations=_activations(request.activation_dtype, gguf_bytes),
             kv_bytes=request.kv_bytes,
             name=request.name,
             same_bits=request.same_bits,
@@ -270,6 +306,7 @@ def _load(
             else:
                 built, encoder = _build(settings, device, recorder)
                 size = ModelSize.of(built.model)
+            _check_activations(request, built.quantization)
             cache.publish(recorder, built, size, weights_digest, config, tokenizer)
             vision, why_no_images = _load_vision(
                 path, encoder if request.images else None, config, built, tokenizer
@@ -299,6 +336,26 @@ def _load(
         if request.images
         else "images are switched off (limit_mm_per_prompt)",
     )
+
+
+def _activations(name: ActivationName, gguf_bytes: int) -> Activations:
+    """Return what rows become before they are multiplied with a checkpoint's own codes."""
+    native = library()
+    has_tiles = native is not None and current_isa(native) is Isa.AMX  # of bfloat16, for prompts
+    if name == "auto":
+        return IN_GROUPS if gguf_bytes >= LARGE_GGUF_BYTES and not has_tiles else PLAIN
+    return IN_GROUPS if name == "int8" else PLAIN
+
+
+def _check_activations(request: _Request, quantization: Quantization | None) -> None:
+    if request.activation_dtype == "int8" and (
+        quantization is None or not quantization.activations.bits
+    ):
+        raise ConfigError(
+            f"activation_dtype='int8': {request.name} has no weights of 8 or 4 bits that are "
+            "multiplied as codes; set quantization, to 'int4' or another, or "
+            "activation_dtype='auto'"
+        )
 
 
 def _gguf_bytes(path: Path, files: tuple[Path, ...]) -> int:
@@ -348,6 +405,8 @@ def read_whole(settings: LoadSettings, device: torch.device) -> tuple[Assembled,
     _drop_encoders(model)
     if quantized is None and settings.forward != "plain":
         quantized = _codes_of_checkpoint(path, model, words)
+        if quantized is not None and not quantized.activations.bits:
+            quantized = replace(quantized, activations=settings.activations)
     call = ModelCall(model)
     probed = probe_model(model, call, settings.attention)
     chosen = choose_forward(model, call, probed, settings.forward, quantized, settings.same_bits)

@@ -22,15 +22,21 @@ from ostinato.runner.settings import AttentionName
 logger = logging.getLogger("ostinato")
 
 
+_REPLACED = {Isa.AMX: Isa.AVX512_BF16, Isa.NEON_BF16: Isa.NEON_I8MM}
+"""Instruction sets that round in a way of their own, and the largest ones that do not."""
+
+
 def use_portable_kernels() -> None:
-    """Leave AMX unused, which multiplies codes in bfloat16.
+    """Leave AMX unused, which multiplies codes in bfloat16, and ARM's products of bfloat16.
 
     Effects: on the whole process.
     """
     native = library()
-    if native is not None and current_isa(native) is Isa.AMX:
-        use_isa(native, Isa.AVX512_BF16)
-        logger.info("portable_bits: AVX512_BF16 in place of AMX, in the whole process")
+    if native is None or (isa := current_isa(native)) not in _REPLACED:
+        return
+    other = _REPLACED[isa]
+    use_isa(native, other)
+    logger.info("portable_bits: %s in place of %s, in the whole process", other.name, isa.name)
 
 
 def check_portable(loaded: LoadedModel, name: AttentionName, case: AttentionCase) -> None:

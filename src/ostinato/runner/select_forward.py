@@ -135,6 +135,8 @@ def _choose_on_device(
 ) -> ChosenForward:
     """Fuse a model whose steps a device computes; see ``gpu.device_forward``."""
     name = None if quantization is None else quantization.name
+    if quantization is not None and quantization.activations.bits and name in ("int8", "int4"):
+        name = f"{name} with activation_dtype='int8'"  # refused as w8a8 is
     with buffers_on_cpu(model):
         reason = _why_unfused(model, probed) or why_not_on_device(model, name)
         decoder = None if reason else describe_decoder(model, probed.styles_by_layer)
@@ -164,7 +166,7 @@ def _probed_again(
     """Return what the modules give with quantized weights."""
     with torch.inference_mode():
         logits = through_blocks(probed.spec, probed.states, call, model, probed.attention)
-    noise = with_codes(probed.noise, model.dtype) if quantization.activation_bits else probed.noise
+    noise = with_codes(probed.noise, model.dtype) if quantization.activations.bits else probed.noise
     return replace(probed, logits=logits.double(), noise=noise)
 
 

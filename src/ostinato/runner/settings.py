@@ -8,6 +8,7 @@ AttentionName = Literal["auto", "native", "triton", "torch"]
 ReadOnce = Literal["auto", "always", "never"]
 ForwardName = Literal["auto", "packed", "plain"]
 QuantizationName = Literal["int8", "int4", "w8a8", "w4a8"]
+ActivationName = Literal["auto", "int8", "float"]
 
 MAX_LORA_RANK = 512
 """Highest rank of an adapter, ``OST_MAX_LORA_RANK`` of the native library."""

@@ -34,7 +34,7 @@ LEAST_MEASURED = 64
 
 FIT_EVERY_S = 0.5
 """Measured seconds after which prices are fitted again, and at step 4, 8, 16 and so on, once three
-kinds of steps are measured; a fit takes about 3 ms."""
+kinds of steps are measured; a fit takes about half a millisecond."""
 
 PACE_STEPS, STEADY = 9, 1.25
 """Newest steps whose ratios tell the pace, and the factor within which it counts as 1."""

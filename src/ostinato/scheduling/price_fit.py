@@ -23,8 +23,13 @@ MOST_KEY_SHARE = 8
 NUM_REFINEMENTS = 3
 """Passes in which steps that do not fit lose weight: about the least absolute errors."""
 
+DAMPING = 1e-12
+"""What keeps normal equations solvable where two kinds of work are in proportion in all runs."""
+
 Measured = Sequence[tuple[Work, float]]
 """Work and seconds of each step."""
+
+Floats = npt.NDArray[np.float64]
 
 
 def fit(measured: Measured, origin: str, weights: Sequence[float] = ()) -> StepPrices:
@@ -39,8 +44,8 @@ def fit(measured: Measured, origin: str, weights: Sequence[float] = ()) -> StepP
         ConfigError: There are too few runs, or they took no time.
 
     Source: non-negative least squares by dropping negative unknowns (after Lawson and Hanson, 1974;
-    with four unknowns that is enough), once for each power of two of free tokens. Runs are weighted
-    by their time, so that short ones count.
+    with four unknowns that is enough), for all powers of two of free tokens in the same few calls.
+    Runs are weighted by their time, so that short ones count.
     """
     seconds = np.array([s for _, s in measured], np.float64)
     if len(measured) < 3 or not (seconds > 0).all():
@@ -48,11 +53,7 @@ def fit(measured: Measured, origin: str, weights: Sequence[float] = ()) -> StepP
     given = np.array(weights or [1.0] * len(measured), np.float64)
     per_step = max(work.tokens // work.steps for work, _ in measured)
     choices = [0, *(1 << bit for bit in range(1, per_step.bit_length() - 1))]
-    fits = [
-        _fit_bend(measured, seconds, given, free, has_keys)
-        for has_keys in (False, True)
-        for free in choices
-    ]
+    fits = _fit_bends(measured, seconds, given, choices)
     plausible = [one for one in fits if one.is_plausible]
     lowest = min(one.error for one in plausible)
     alike = [one for one in plausible if one.error <= lowest * ALIKE + 1e-9]
@@ -80,36 +81,46 @@ class _Fit(NamedTuple):
         return key_s * MOST_KEY_SHARE <= token_s
 
 
-def _fit_bend(
-    measured: Measured,
-    seconds: npt.NDArray[np.float64],
-    given: npt.NDArray[np.float64],
-    free: int,
-    has_keys: bool,
-) -> _Fit:
-    rows = [
-        [w.steps, max(w.tokens, w.steps * free), w.keys * has_keys, w.pairs] for w, _ in measured
-    ]
-    relative = np.array(rows, np.float64) / seconds[:, None]  # (num_runs, 4)
-    weights = given
+def _fit_bends(
+    measured: Measured, seconds: Floats, given: Floats, choices: list[int]
+) -> list[_Fit]:
+    """Fit all numbers of free tokens at once, first without the price of a key, then with it."""
+    work = np.array([(w.steps, w.tokens, w.keys, w.pairs) for w, _ in measured], np.float64)
+    free = np.array(choices * 2, np.float64)
+    has_keys = np.arange(len(free)) >= len(choices)
+    rows = np.repeat(work[None], len(free), axis=0)  # (num_fits, num_runs, 4)
+    rows[:, :, 1] = np.maximum(work[:, 1], work[:, 0] * free[:, None])
+    rows[:, :, 2] *= has_keys[:, None]
+    relative = rows / seconds[:, None]
+    weights = np.repeat(given[None], len(free), axis=0)
     for _ in range(NUM_REFINEMENTS):
-        prices = _non_negative(relative * weights[:, None], weights)
-        errors = np.abs(relative @ prices - 1)
+        prices = _non_negative(relative * weights[:, :, None], weights)
+        errors = np.abs((relative * prices[:, None]).sum(axis=2) - 1)
         weights = given / np.sqrt(np.maximum(errors, 0.02))
-    error = float((errors * given).sum() / given.sum())
-    return _Fit(error * ALIKE if has_keys else error, free, prices.tolist())
+    error = (errors * given).sum(axis=1) / given.sum() * np.where(has_keys, ALIKE, 1.0)
+    return list(map(_Fit, error.tolist(), choices * 2, prices.tolist()))
 
 
-def _non_negative(
-    rows: npt.NDArray[np.float64], target: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    kept = [column for column in range(rows.shape[1]) if rows[:, column].any()]
+def _non_negative(rows: Floats, target: Floats) -> Floats:
+    """Solve all fits by their normal equations; without BLAS, whose threads disturb the step's.
+
+    Args:
+        rows: Not negative, shape (num_fits, num_runs, 4).
+        target: Shape (num_fits, num_runs).
+
+    Returns:
+        Shape (num_fits, 4).
+    """
+    size = rows.max(axis=1)
+    kept = size > 0
+    scaled = rows / np.where(kept, size, 1.0)[:, None]
+    products = (scaled[:, :, :, None] * scaled[:, :, None]).sum(axis=1)
+    sums = (scaled * target[:, :, None]).sum(axis=1)
     while True:
-        scale = rows[:, kept].max(axis=0)
-        solution, *_ = np.linalg.lstsq(rows[:, kept] / scale, target, rcond=None)
-        if (solution >= 0).all() or len(kept) == 1:
-            break
-        del kept[int(np.argmin(solution))]
-    prices = np.zeros(rows.shape[1])
-    prices[kept] = np.abs(solution / scale)
-    return prices
+        both = kept[:, :, None] & kept[:, None]
+        alone = np.eye(rows.shape[2]) * np.where(kept, DAMPING * rows.shape[1], 1.0)[:, None]
+        solution = np.linalg.solve(products * both + alone, (sums * kept)[:, :, None])[:, :, 0]
+        drops = (solution.min(axis=1) < 0) & (kept.sum(axis=1) > 1)
+        if not drops.any():
+            return np.abs(solution) / np.where(kept, size, 1.0)
+        kept[drops, solution[drops].argmin(axis=1)] = False

@@ -4,6 +4,7 @@ import json
 import math
 from array import array
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ from ostinato import LLM, SamplingParams
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.work.model_work import model_work
-from ostinato.runner.forward.codes import CodeFormat, encode
+from ostinato.runner.forward import quantized
+from ostinato.runner.forward.codes import (
+    BY_TOKEN,
+    IN_GROUPS,
+    PLAIN,
+    Activations,
+    CodeFormat,
+    encode,
+)
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.quantized import QuantizedWeight
@@ -46,6 +55,7 @@ FORMATS = [
     CodeFormat(4, 128, has_zeros=True),
     CodeFormat(4, 32, has_minima=True),
 ]
+ACTIVATIONS = [PLAIN, BY_TOKEN, IN_GROUPS]
 NAMES: list[Any] = ["int8", "int4"]
 ALL_NAMES: list[Any] = [*NAMES, "w8a8", "w4a8"]
 
@@ -74,7 +84,7 @@ def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype, seed: int = 
 
 
 @settings(max_examples=25, deadline=None)
-@example(FORMATS[0], torch.float16, 110, 12, 1, False, False, 8, 1, 0)
+@example(FORMATS[0], torch.float16, 110, 12, 1, False, False, BY_TOKEN, 1, 0)
 @given(
     format=st.sampled_from(FORMATS),
     dtype=st.sampled_from(DTYPES),
@@ -83,7 +93,7 @@ def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype, seed: int = 
     num_inputs=st.one_of(st.integers(1, 320), st.just(1300)),
     with_bias=st.booleans(),
     is_mixed=st.booleans(),
-    activation_bits=st.sampled_from([0, 8]),
+    activations=st.sampled_from(ACTIVATIONS),
     threads=st.integers(1, 2),
     seed=st.integers(0, 2**16),
 )
@@ -96,7 +106,7 @@ def test_a_product_is_that_of_the_codes_in_float64(
     num_inputs: int,
     with_bias: bool,
     is_mixed: bool,
-    activation_bits: int,
+    activations: Activations,
     threads: int,
     seed: int,
 ):
@@ -108,36 +118,45 @@ def test_a_product_is_that_of_the_codes_in_float64(
         codes = replace(codes, order=torch.randperm(num_inputs, generator=random))
     bias = torch.randn(num_outputs, generator=random).to(dtype) if with_bias else None
     weight = codes.plain(torch.float64)
-    own = in_8_bits(rows) if activation_bits == 8 else rows.double()
+    own = rows.double()
+    if activations.bits:
+        columns = torch.arange(num_inputs) if codes.order is None else codes.order
+        own[:, columns] = in_8_bits(rows[:, columns], activations.group_size)
     exact = own @ weight.T + (0 if bias is None else bias.double())
     with threads_in_use(threads):
-        found = QuantizedWeight(codes, dtype, activation_bits).multiply(rows, bias)
+        found = QuantizedWeight(codes, dtype, activations).multiply(rows, bias)
     assert (found.dtype, found.shape) == (dtype, exact.shape)
     bound = error_bound(rows, weight, exact, module_isa)
-    if activation_bits == 8:  # sums of integers are exact
+    if activations.bits:  # sums of integers are exact
         bound = exact.abs() * UNITS[dtype] + (own.abs() @ weight.abs().T) * 2**-19
         bound += torch.finfo(dtype).tiny * UNITS[dtype]  # numbers below the smallest normal one
     assert ((found.double() - exact).abs() <= bound).all()
 
 
-def in_8_bits(rows: Tensor) -> Tensor:
-    """Return each row as compressed-tensors does: 255 steps from minus its largest to it."""
-    scales = rows.float().abs().amax(1, keepdim=True) / 127.5
-    steps = (rows.float() / scales).nan_to_num().round().clamp(-128, 127)
-    return steps.double() * scales.double()
+def in_8_bits(rows: Tensor, group_size: int) -> Tensor:
+    """Return rows in 255 steps from minus the largest number of a group to it; 0 is one group."""
+    groups = rows.float().split(group_size or rows.shape[1], dim=1)
+    scales = [group.abs().amax(1, keepdim=True) / 127.5 for group in groups]
+    return torch.cat(
+        [
+            (group / scale).nan_to_num().round().clamp(-128, 127).double() * scale.double()
+            for group, scale in zip(groups, scales, strict=True)
+        ],
+        dim=1,
+    )
 
 
-@pytest.mark.parametrize("activation_bits", [0, 8])
+@pytest.mark.parametrize("activations", ACTIVATIONS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("format", [FORMATS[0], *FORMATS[-2:]], ids=str)
 def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
-    module_isa: Isa, format: CodeFormat, dtype: torch.dtype, activation_bits: int
+    module_isa: Isa, format: CodeFormat, dtype: torch.dtype, activations: Activations
 ):
     """To the bit, whatever its neighbours hold, and on any number of threads."""
     rows = random_rows(430, 160, dtype)
     rows[5] *= 1000
     rows[6, 3] = math.nan
-    weight = QuantizedWeight(encode(torch.randn(70, 160), format), dtype, activation_bits)
+    weight = QuantizedWeight(encode(torch.randn(70, 160), format), dtype, activations)
     whole = weight.multiply(rows)
     assert whole[6].isnan().all() and whole[:6].isfinite().all() and whole[7:].isfinite().all()
     rows[6, 3] = 0
@@ -148,8 +167,46 @@ def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
             assert torch.equal(weight.multiply(rows[-num_rows:]), whole[-num_rows:]), num_rows
 
 
+@pytest.fixture(params=[False, True], ids=["pairs", "blocks"])
+def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Pack codes in pairs, and as processors with instructions for blocks have them."""
+    monkeypatch.setattr(quantized, "packs_blocks", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("activations", [PLAIN, BY_TOKEN, IN_GROUPS], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("format", FORMATS, ids=str)
-def test_codes_come_out_of_their_tiles_as_they_went_in(format: CodeFormat):
+def test_both_layouts_of_codes_give_the_same_bits(
+    format: CodeFormat,
+    dtype: torch.dtype,
+    activations: Activations,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """In blocks, whole numbers of 16 bits are multiplied as bytes, and sums are the same."""
+    codes, rows = encode(torch.randn(70, 160), format), random_rows(5, 160, dtype)
+    products = []
+    for is_in_blocks in (False, True):
+        monkeypatch.setattr(quantized, "packs_blocks", lambda chosen=is_in_blocks: chosen)
+        weight = QuantizedWeight(codes, dtype, activations)
+        assert weight.is_in_blocks == is_in_blocks
+        products.append(weight.multiply(rows))
+
+    assert torch.equal(*products)
+
+
+def test_rows_of_float16_multiply_with_plain_numbers_and_need_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(quantized, "packs_blocks", lambda: True)
+    codes = encode(torch.randn(70, 160), FORMATS[0])
+
+    assert not QuantizedWeight(codes, torch.float16).is_in_blocks
+    assert QuantizedWeight(codes, torch.float16, BY_TOKEN).is_in_blocks
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_codes_come_out_of_their_tiles_as_they_went_in(format: CodeFormat, in_blocks: bool):
     codes = encode(torch.randn(95, 130), format)
     weight = QuantizedWeight(codes, torch.float32)
     part = weight.codes(33, 90)
@@ -204,11 +261,14 @@ def with_codes_in_float64(loaded: LoadedModel, path: Any) -> LoadedModel:
             assert isinstance(plain, nn.Linear)
             # A tied head has codes of its own.
             plain.weight = nn.Parameter(codes.plain(torch.float64), requires_grad=False)
-            if module.packed.activation_bits == 8:
-                plain.register_forward_pre_hook(
-                    lambda _, given: (in_8_bits(given[0].flatten(0, -2)).view_as(given[0]),)
-                )
+            if module.packed.activations.bits:
+                plain.register_forward_pre_hook(partial(_in_8_bits, module.packed.activations))
     return exact
+
+
+def _in_8_bits(activations: Activations, _: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+    rows = in_8_bits(given[0].flatten(0, -2), activations.group_size)
+    return (rows.view_as(given[0]),)
 
 
 @pytest.mark.parametrize("name", NAMES)

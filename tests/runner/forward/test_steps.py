@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.plan import CopyRun
-from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.attention.native_backend import NativeAttention, NativeStep
+from ostinato.runner.attention.native_plan import NativePlan
 from ostinato.runner.forward import steps
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Take, Write
@@ -28,6 +29,8 @@ NATIVE = library()
 pytestmark = [needs_library, pytest.mark.usefixtures("module_isa")]
 
 DTYPES = ["bfloat16", "float32"]
+CASES = [(2, "bfloat16"), (1, "float32"), (2, "float32"), (1, "bfloat16")]
+"""Threads and dtypes."""
 
 TILED: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes that tiles divide; those of the other checkpoints they do not."""
@@ -72,16 +75,15 @@ def attention_called_apart(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel)
         return small_steps(loaded)
 
 
-@pairwise("threads", [2, 1], "dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pairwise("kind", KINDS, "case", CASES)
 def test_a_program_gives_the_very_logits_of_programs_between_calls_of_attention(
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
     programs: list[int],
     kind: str,
-    threads: int,
-    dtype: Any,
+    case: tuple[int, Any],
 ):
+    threads, dtype = case
     family, changes = KINDS[kind]
     loaded = load_model(checkpoints.path(family, **changes), dtype)
     assert isinstance(loaded.fused, FusedForward)
@@ -194,8 +196,7 @@ def long_step(loaded: LoadedModel, num_tokens: int) -> Tensor:
     return torch.cat((whole, bench.logits(sequence.rest())))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pairwise("kind", KINDS, "threads", [1, 2])
 def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logits(
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
@@ -254,6 +255,38 @@ def test_rows_without_wanted_logits_end_behind_the_last_attention(
     assert programs == [40, 20]
     assert two.shape == (2, vocab_size) and none.shape == (0, vocab_size)
     assert torch.equal(two, whole[-1:].expand(2, -1))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "windows"])
+def test_the_last_attention_computes_only_rows_whose_logits_are_read(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    """A decode, a chunk that samples, one with targets in its middle, and one with neither."""
+    family, changes = KINDS[kind]
+    loaded = load_model(checkpoints.path(family, **changes), "bfloat16")
+    planned, plan = [], NativeStep.plan
+
+    def note(*args: Any) -> NativePlan:
+        planned.append(plan(*args))
+        return planned[-1]
+
+    def logits() -> Tensor:
+        bench = bench_of(loaded)
+        decoded = bench.sequence(random_prompt(4, 21))
+        bench.logits(decoded.next(20))
+        targets = bench.sequence(random_prompt(5, 30)).next(30)
+        targets = replace(targets, prompt_targets=array("I", [7] * 3), first_target=11)
+        others = bench.sequence(random_prompt(6, 19)).rest(), bench.sequence([5] * 9).next(9)
+        return bench.logits(decoded.rest(), others[0], targets, others[1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeStep, "plan", note)
+        found = logits()
+    rows = [each.laid.num_rows for each in planned]
+    assert rows == [20, 59, 5], "the first step has no logits: its last attention is left out"
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "native_steps", lambda *_: None)
+        assert torch.equal(found, logits())
 
 
 def test_a_hook_on_the_embedding_sees_the_tokens_of_small_steps(

@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.terminal import Terminal, terminal
 from tests.exactness.test_portable_bits import CASES, GOLDEN
 from tests.support.portable_weights import save_portable_checkpoint
+
+__all__ = ["terminal"]
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = os.environ.get("OSTINATO_ARM_PYTHON", "")
@@ -57,21 +60,42 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def test_a_forward_pass_has_the_bits_of_every_processor(installed: Path, tmp_path: Path):
-    name = "qwen3"
-    family, changes, _ = CASES[name]
-    checkpoint = save_portable_checkpoint(tmp_path / "model", family, **changes)
+def emulate(installed: Path, *arguments: str) -> str:
+    """Run the Python for ARM with the wheel; returns what it says."""
     path = f"{installed}:{ROOT}"
-
     done = subprocess.run(
-        [PYTHON, "-c", PROGRAM, str(checkpoint), name],
+        [PYTHON, *arguments],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
 
-    assert done.returncode == 0, done.stderr[-4000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
+
+def test_an_answer_of_this_machine_is_computed_again(
+    installed: Path, terminal: Terminal, tmp_path: Path
+):
+    """From a log of the weights' digest, the settings, the seed and the prompt."""
+    portable = ("--portable-bits", "--quantization", "w8a8", "--kv-cache-dtype", "int8")
+    few = ("--seed", "1", "--max-tokens", "6", "--num-blocks", "64", "--json")
+    result = terminal.run("generate", "ROMEO:", *few, *portable)
+    assert result.exit_code == 0, result.output
+    (tmp_path / "log.json").write_text(result.stdout)
+
+    said = emulate(installed, "-m", "ostinato.cli", "replay", str(tmp_path / "log.json"))
+
+    assert said == "answer 1: the same 6 tokens\n"
+
+
+def test_a_forward_pass_has_the_bits_of_every_processor(installed: Path, tmp_path: Path):
+    name = "qwen3"
+    family, changes, _ = CASES[name]
+    checkpoint = save_portable_checkpoint(tmp_path / "model", family, **changes)
+
+    said = emulate(installed, "-c", PROGRAM, str(checkpoint), name)
+
+    answers = json.loads(said.splitlines()[-1])
     assert answers.pop("isa").startswith("NEON")
     assert answers == json.loads(GOLDEN.read_text())[name]

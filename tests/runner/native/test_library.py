@@ -88,6 +88,20 @@ def test_an_instruction_set_that_the_machine_lacks_is_refused_in_the_environment
     assert requested_isa(Isa.AMX) is Isa.AVX2
 
 
+def test_an_arm_processor_has_the_sets_of_arm_that_its_best_one_contains(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The library numbers them from 1, as those of x86-64; codes are in blocks from SDOT on."""
+    names = [isa.name.lower() for isa in Isa.NEON_I8MM.contained]
+    assert names == ["generic", "neon", "neon_dotprod", "neon_i8mm"]
+    monkeypatch.setenv("OSTINATO_ISA", "neon_i8mm")
+    assert requested_isa(Isa.NEON_BF16) is Isa.NEON_I8MM
+    monkeypatch.setattr(library_file, "ON_ARM", True)
+    assert [Isa.of_level(level) for level in range(5)] == Isa.NEON_BF16.contained
+    in_blocks = [isa for isa in Isa if isa.multiplies_blocks]
+    assert in_blocks == [Isa.NEON_DOTPROD, Isa.NEON_I8MM, Isa.NEON_BF16]
+
+
 def test_an_empty_variable_leaves_the_choice_to_the_processor(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OSTINATO_ISA", "")
     assert requested_isa(Isa.AVX512) is None

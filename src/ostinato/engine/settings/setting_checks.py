@@ -111,6 +111,11 @@ def _check_quantization(settings: EngineSettings) -> None:
     quantization = settings.quantization
     if quantization is None:
         return
+    if quantization.endswith("a8") and settings.activation_dtype == "float":
+        raise ConfigError(
+            f"quantization={quantization!r} with activation_dtype='float': it means activations of "
+            f"8 bits; set quantization={'int' + quantization[1]!r}, or activation_dtype='auto'"
+        )
     for name, value in (("device", "cpu"), ("forward", "auto")):
         given = getattr(settings, name)
         if given != value and given != "packed":

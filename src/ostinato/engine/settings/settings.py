@@ -11,6 +11,7 @@ from ostinato.core.setting import same_setting, setting
 from ostinato.images.media import MediaLimits
 from ostinato.runner.settings import (
     MAX_LORA_RANK,
+    ActivationName,
     AttentionName,
     DtypeName,
     ForwardName,
@@ -131,6 +132,10 @@ class EngineSettings:
     )
     """Keep the weights of linear layers in 8 or 4 bits: ``int8`` or ``int4``; on a CPU with
     activations in 8 bits as well, ``w8a8`` or ``w4a8``."""
+    activation_dtype: ActivationName = _computing("auto", page="forward.md#weights-of-8-and-4-bits")
+    """What activations become before they are multiplied with weights of 8 or 4 bits: ``int8``,
+    with a scale for 32 numbers, which makes prompts faster, or ``float``; ``auto`` is ``int8`` for
+    ``w8a8``, ``w4a8`` and, on processors without AMX, GGUF files from 1 GiB on."""
     same_bits: bool = _computing(False, page="gpu.md#the-same-bits-alone-and-in-a-batch")
     """On a GPU, compute each row with the bits that it has alone, in tiles of one size; refuse a
     model where that is not so. On a CPU the native library always does."""

@@ -81,6 +81,7 @@ def set_up(config: EngineConfig) -> Setup:
         config.forward,
         config.revision,
         config.quantization,
+        config.activation_dtype,
         config.max_images > 0,
         partial(_set_kv_bytes, config),
         config.weight_cache_bytes,

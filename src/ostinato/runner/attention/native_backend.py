@@ -21,7 +21,7 @@ from ostinato.runner.attention.native_plan import (
     StepTables,
     plan_native,
 )
-from ostinato.runner.inputs import AttentionMetadata
+from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.kv.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Slots, fill_rows
 from ostinato.runner.native.ctypes_api import PLAN_ARRAYS, Attention
@@ -90,8 +90,8 @@ class NativeStep(AttentionStep):
         self._slots = store.check_slots(metadata.slots)
         self._sources = store.check_slots(metadata.copy_sources)
         self._targets = store.check_slots(metadata.copy_targets)
-        self._tables = StepTables(metadata, store.num_blocks + 1)
-        self._calls: dict[tuple[int | None, int, LayerKV], Attention] = {}
+        self._tables = self._new_tables(metadata)
+        self._calls: dict[tuple[int | None, int, LayerKV, bool], Attention] = {}
         self._kept: list[object] = []  # what the calls point to
 
     def attend(
@@ -133,17 +133,27 @@ class NativeStep(AttentionStep):
         """Slots to copy from and to in each layer, before reading."""
         return self._sources, self._targets
 
-    def of_kind(self, layer: int, num_heads: int, window: int | None) -> Attention:
+    def of_kind(
+        self, layer: int, num_heads: int, window: int | None, rows: Ints | None = None
+    ) -> Attention:
         """Return the arguments that all layers of a kind share in this step.
+
+        Args:
+            layer: One of the kind.
+            num_heads: Heads of queries.
+            window: Positions that a query sees; None sees all before it.
+            rows: The rows that attend, the same in all calls of a step; None is all.
 
         Returns:
             All but those of the layer: keys and values, queries, output, sinks, scale and soft
             cap. Valid as long as the step.
         """
         kept = self.store.spec.layers[layer]
-        kind = (window, num_heads, kept)
+        if rows is not None and len(rows) == self._num_tokens:
+            rows = None
+        kind = (window, num_heads, kept, rows is None)
         if kind not in self._calls:
-            plan = self.plan(num_heads, kept, window)
+            plan = self.plan(num_heads, kept, window, rows)
             laid = plan.laid
             shape = laid.num_partials, num_heads, kept.value_dim + 2
             partials = np.empty(shape, dtype=np.float32)
@@ -160,15 +170,21 @@ class NativeStep(AttentionStep):
             )
         return self._calls[kind]
 
-    def plan(self, num_heads: int, kept: LayerKV, window: int | None) -> NativePlan:
-        """Plan the reads of a kind of layers."""
+    def plan(
+        self, num_heads: int, kept: LayerKV, window: int | None, rows: Ints | None = None
+    ) -> NativePlan:
+        """Plan the reads of a kind of layers, for all rows or some."""
         if num_heads % kept.num_kv_heads:
             raise ValueError(f"{num_heads} heads cannot share {kept.num_kv_heads} heads of keys")
         kind = PlanKind(
             window, num_heads // kept.num_kv_heads, kept.num_kv_heads, self._num_threads
         )
         rules = self._backend.limits.rules(kind, self._backend.read_once)
-        return plan_native(self._backend.native, self._tables, rules)
+        tables = self._tables if rows is None else self._new_tables(self.metadata.at_rows(rows))
+        return plan_native(self._backend.native, tables, rules)
+
+    def _new_tables(self, metadata: AttentionMetadata) -> StepTables:
+        return StepTables(metadata, self.store.num_blocks + 1)
 
 
 def _checked_sinks(sinks: Tensor, num_heads: int) -> Tensor:

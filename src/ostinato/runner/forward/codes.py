@@ -69,6 +69,34 @@ class CodeFormat:
         return f"int{self.bits} in groups of {self.group_size}"
 
 
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """What rows become before they are multiplied with codes.
+
+    Attributes:
+        bits: 8 for codes, ``round(number / scale)`` with ``scale = largest / 127.5``; 0 for numbers
+            of 16 bits or more, see ``native/src/codes_rows.h``.
+        group_size: Adjacent inputs of a row that share a scale, as in llama.cpp's Q8_0; 0 for all
+            of them, as compressed-tensors defines dynamic scales per token.
+    """
+
+    bits: Literal[0, 8] = 0
+    group_size: Literal[0, 32] = 0
+
+    def __str__(self) -> str:
+        """Return a name, such as ``int8 in groups of 32``."""
+        if not self.bits:
+            return "not quantized"
+        return (
+            f"int{self.bits} in groups of {self.group_size}" if self.group_size else "int8 by token"
+        )
+
+
+PLAIN = Activations()
+BY_TOKEN = Activations(bits=8)
+IN_GROUPS = Activations(bits=8, group_size=32)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
     """A quantized weight.

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import (
+    IN_GROUPS,
+    PLAIN,
+    Activations,
     CodeFormat,
     Codes,
     codes_of,
@@ -22,7 +25,7 @@ from ostinato.runner.forward.codes import (
 )
 from ostinato.runner.forward.gguf_codes import BlockRows
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.native.code_packing import FORMATS, CodeTiles
+from ostinato.runner.native.code_packing import CodeTiles, packs_blocks, weight_format
 from ostinato.runner.native.packed import (
     PackedWeight,
     Product,
@@ -53,24 +56,25 @@ class QuantizedWeight(PackedWeight):
         num_columns: Inputs.
         dtype: Format of inputs and products.
         format: Format of the codes.
-        activation_bits: 8 if inputs are quantized to 8 bits before they are multiplied; else 0.
+        activations: What inputs become before they are multiplied.
+        is_in_blocks: Whether codes are packed in blocks, for the instruction set that was in use.
     """
 
     _minima: Tensor | None
     _zeros: Tensor | None
     _order: Tensor | None
 
-    def __init__(self, codes: Codes, dtype: torch.dtype, activation_bits: int = 0) -> None:
+    def __init__(self, codes: Codes, dtype: torch.dtype, activations: Activations = PLAIN) -> None:
         """Pack codes."""
-        self._allocate(codes.format, codes.codes.shape, codes.scales.dtype)
-        self.dtype, self.activation_bits = dtype, activation_bits
+        scale_dtype = codes.scales.dtype
+        self._allocate(codes.format, codes.codes.shape, scale_dtype, dtype, activations)
         if codes.order is not None:
             self._order = codes.order.int().contiguous()
         self._put(0, codes)
 
     @classmethod
     def of_rows(
-        cls, parts: Sequence[StoredRows], dtype: torch.dtype, activation_bits: int = 0
+        cls, parts: Sequence[StoredRows], dtype: torch.dtype, activations: Activations = PLAIN
     ) -> "QuantizedWeight":
         """Pack stored weights with the same input below each other.
 
@@ -79,13 +83,13 @@ class QuantizedWeight(PackedWeight):
         """
         if any(isinstance(part, Codes) and part.order is not None for part in parts):
             codes = [part if isinstance(part, Codes) else part.nearest(dtype) for part in parts]
-            return cls(joined(codes), dtype, activation_bits)
+            return cls(joined(codes), dtype, activations)
         weight = cls.__new__(cls)
         shapes = [_shape(part) for part in parts]
         scales = joined_dtype(map(_scale_dtype, parts))
         format = joined_format([part.format for part in parts])
-        weight._allocate(format, (sum(rows for rows, _ in shapes), shapes[0][1]), scales)
-        weight.dtype, weight.activation_bits = dtype, activation_bits
+        shape = sum(rows for rows, _ in shapes), shapes[0][1]
+        weight._allocate(format, shape, scales, dtype, activations)
         first = 0
         for part, (num_rows, _) in zip(parts, shapes, strict=True):
             if isinstance(part, BlockRows) and part.is_packed_directly:
@@ -98,22 +102,22 @@ class QuantizedWeight(PackedWeight):
 
     @classmethod
     def nearest(
-        cls, weights: Sequence[Tensor], format: CodeFormat, activation_bits: int = 0
+        cls, weights: Sequence[Tensor], format: CodeFormat, activations: Activations = PLAIN
     ) -> "QuantizedWeight":
         """Quantize weights with the same input below each other, as ``encode`` does."""
         if format.has_zeros or (format.bits == 4 and not format.has_minima):
             codes = [encode(weight, format) for weight in weights]
-            return cls(joined(codes), weights[0].dtype, activation_bits)
+            return cls(joined(codes), weights[0].dtype, activations)
         shape = sum(map(len, weights)), weights[0].shape[1]
-        return cls._of_numbers(weights, shape, weights[0].dtype, format, activation_bits)
+        return cls._of_numbers(weights, shape, weights[0].dtype, format, activations)
 
     @classmethod
     def of_experts(
-        cls, stack: ExpertStack, format: CodeFormat, activation_bits: int = 0
+        cls, stack: ExpertStack, format: CodeFormat, activations: Activations = PLAIN
     ) -> "QuantizedWeight":
         """Quantize the weights of all experts, one after the other."""
         shape = stack.out_features, stack.in_features
-        return cls._of_numbers(stack.rows(), shape, stack.weight.dtype, format, activation_bits)
+        return cls._of_numbers(stack.rows(), shape, stack.weight.dtype, format, activations)
 
     @classmethod
     def _of_numbers(
@@ -122,11 +126,10 @@ class QuantizedWeight(PackedWeight):
         shape: tuple[int, int],
         dtype: torch.dtype,
         format: CodeFormat,
-        activation_bits: int,
+        activations: Activations,
     ) -> "QuantizedWeight":
         weight = cls.__new__(cls)
-        weight._allocate(format, shape, torch.bfloat16)
-        weight.dtype, weight.activation_bits = dtype, activation_bits
+        weight._allocate(format, shape, torch.bfloat16, dtype, activations)
         memory, first = weight._memory(), 0
         for part in parts:
             memory.put_numbers(first, part)
@@ -139,14 +142,16 @@ class QuantizedWeight(PackedWeight):
         format: CodeFormat,
         shape: tuple[int, int],
         dtype: torch.dtype,
-        activation_bits: int,
+        activations: Activations,
+        is_in_blocks: bool,
         memory: Mapping[str, Tensor],
     ) -> "QuantizedWeight":
         """Return a weight that was packed before; see ``memory``."""
         weight = cls.__new__(cls)
         weight._native = required_library()
         weight.num_rows, weight.num_columns = shape
-        weight.format, weight.dtype, weight.activation_bits = format, dtype, activation_bits
+        weight.format, weight.dtype, weight.activations = format, dtype, activations
+        weight.is_in_blocks = is_in_blocks
         weight.use_memory(memory)
         return weight
 
@@ -176,7 +181,7 @@ class QuantizedWeight(PackedWeight):
     def template(self, bias: Tensor | None) -> Product:
         """Describe a product of no rows; see ``PackedWeight``."""
         product = super().template(bias)
-        product.weight_format = FORMATS[self.format.bits]
+        product.weight_format = weight_format(self.format.bits, self.is_in_blocks)
         product.scales = self._scales.data_ptr()
         product.minima = None if self._minima is None else self._minima.data_ptr()
         product.zeros = None if self._zeros is None else self._zeros.data_ptr()
@@ -184,7 +189,8 @@ class QuantizedWeight(PackedWeight):
         product.scale_dtype = scale_format(self._scales)
         product.group_size = self.format.group_size
         product.used_inputs = self.num_columns
-        product.activation_bits = self.activation_bits
+        product.activation_bits = self.activations.bits
+        product.activation_group = self.activations.group_size
         return product
 
     def codes(self, first: int = 0, last: int | None = None) -> Codes:
@@ -192,7 +198,7 @@ class QuantizedWeight(PackedWeight):
         last = self.num_rows if last is None else last
         begin, end = first // TILE_OUTPUTS, -(-last // TILE_OUTPUTS)
         within = slice(first - begin * TILE_OUTPUTS, last - begin * TILE_OUTPUTS)
-        rows = _out_of_tiles(self._tiles[begin:end], self.format.bits)
+        rows = _out_of_tiles(self._tiles[begin:end], self.format.bits, self.is_in_blocks)
         if self.format.bits == 8:
             rows = rows.view(torch.int8)
         minima, zeros = (
@@ -222,12 +228,19 @@ class QuantizedWeight(PackedWeight):
             self._put_codes(first, codes_of(rows, self.format, own.scales, own.minima))
 
     def _allocate(
-        self, format: CodeFormat, shape: tuple[int, ...], scale_dtype: torch.dtype
+        self,
+        format: CodeFormat,
+        shape: tuple[int, ...],
+        scale_dtype: torch.dtype,
+        dtype: torch.dtype,
+        activations: Activations,
     ) -> None:
         """Allocate tiles, and the numbers of groups, shape (num_tiles, num_groups, 32)."""
         self._native = required_library()
         self.num_rows, self.num_columns = shape
-        self.format = format
+        self.format, self.dtype, self.activations = format, dtype, activations
+        are_rows_integers = dtype != torch.float16 or activations.bits == 8
+        self.is_in_blocks = are_rows_integers and packs_blocks()
         num_tiles = -(-self.num_rows // TILE_OUTPUTS)
         tile_bytes = TILE_OUTPUTS * padded_width(self.num_columns) * format.bits // 8
         tiles = allocate_tiles(num_tiles * tile_bytes, torch.uint8)
@@ -248,6 +261,7 @@ class QuantizedWeight(PackedWeight):
             self.num_columns,
             self.format.bits,
             self.format.group_size,
+            self.is_in_blocks,
             self.format.zero,
             self._tiles,
             self._scales,
@@ -285,40 +299,40 @@ class Quantization:
             and is a small part of what a step reads.
         stored: The checkpoint's own codes, by the id of the weight that they represent; None if
             weights are to be quantized.
-        activation_bits: 8 if inputs are quantized to 8 bits before they are multiplied; else 0.
+        activations: What inputs become before they are multiplied.
         experts: The checkpoint's own codes of experts, by the id of the weight: the rows of the
             first, then of the second.
     """
 
     name: str
     stored: Mapping[int, StoredRows] | None = None
-    activation_bits: int = 0
+    activations: Activations = PLAIN
     experts: Mapping[int, Sequence[StoredRows]] = field(default_factory=dict)
 
     @classmethod
-    def named(cls, name: QuantizationName) -> "Quantization":
-        """Return the quantization of a setting."""
-        return cls(name, activation_bits=8 if name.endswith("a8") else 0)
+    def named(cls, name: QuantizationName, has_small_rows: bool = False) -> "Quantization":
+        """Return the quantization of a setting; rows may be of 8 bits whatever the name says."""
+        return cls(name, activations=IN_GROUPS if has_small_rows or name[2:] == "a8" else PLAIN)
 
     def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
         """Pack layers with the same input into one weight; see ``packing.Pack``."""
         weights = [linear.weight.detach() for linear in linears]
-        bits = 0 if is_head else self.activation_bits
+        activations = PLAIN if is_head else self.activations
         if self.stored is None:
-            return QuantizedWeight.nearest(weights, INT8 if is_head else self._format, bits)
+            return QuantizedWeight.nearest(weights, INT8 if is_head else self._format, activations)
         stored = [self.stored.get(id(linear.weight)) for linear in linears]
         rows = [each for each in stored if each is not None]
         if len(rows) < len(linears):
             return PackedWeight(weights)
-        return QuantizedWeight.of_rows(rows, weights[0].dtype, bits)
+        return QuantizedWeight.of_rows(rows, weights[0].dtype, activations)
 
     def pack_experts(self, stack: ExpertStack) -> PackedWeight:
         """Pack the weights of all experts."""
         if (rows := self.experts.get(id(stack.weight))) is not None:
-            return QuantizedWeight.of_rows(rows, stack.weight.dtype, self.activation_bits)
+            return QuantizedWeight.of_rows(rows, stack.weight.dtype, self.activations)
         if self.stored is not None:
             return stack.pack()
-        return QuantizedWeight.of_experts(stack, self._format, self.activation_bits)
+        return QuantizedWeight.of_experts(stack, self._format, self.activations)
 
     @property
     def _format(self) -> CodeFormat:
@@ -327,12 +341,13 @@ class Quantization:
     def __str__(self) -> str:
         """Name all that the codes depend on, since it is part of the weights' fingerprint."""
         if self.stored is not None:
-            return f"codes of the file ({self.name})"
-        parts = [f"{self._format}"]
-        if self._format != INT8:
-            parts.append(f"head {INT8}")
-        if self.activation_bits:
-            parts.append(f"activations int{self.activation_bits} by token")
+            parts = [f"codes of the file ({self.name})"]
+        else:
+            parts = [f"{self._format}"]
+            if self._format != INT8:
+                parts.append(f"head {INT8}")
+        if self.activations.group_size:  # one by token is in the file's name
+            parts.append(f"activations {self.activations}")
         return ", ".join(parts)
 
 
@@ -344,7 +359,7 @@ def unstack(model: nn.Module) -> None:
         packed = layer.packed
         if isinstance(packed, QuantizedWeight) and packed.num_rows != layer.out_features:
             codes = packed.codes(layer.first_row, layer.first_row + layer.out_features)
-            layer.packed = QuantizedWeight(codes, packed.dtype, packed.activation_bits)
+            layer.packed = QuantizedWeight(codes, packed.dtype, packed.activations)
             layer.first_row = 0
 
 
@@ -358,9 +373,15 @@ def _scale_dtype(part: StoredRows) -> torch.dtype:
     return part.scale_dtype if isinstance(part, BlockRows) else part.scales.dtype
 
 
-def _out_of_tiles(tiles: Tensor, bits: int) -> Tensor:
+def _out_of_tiles(tiles: Tensor, bits: int, is_in_blocks: bool) -> Tensor:
     """Return the bytes of tiles by rows, multiples of 32; 4 bits have a byte each."""
     count = tiles.shape[0]
+    if is_in_blocks:
+        if bits == 4:  # outputs 8 .. 15 of a side in the high halves
+            tiles = tiles.view(count, 2, -1, 64)
+            tiles = torch.cat((tiles & 15, tiles >> 4), dim=-1)
+        rows = tiles.reshape(count, 2, -1, 16, 8).transpose(2, 3)
+        return rows.reshape(count * TILE_OUTPUTS, -1)
     if bits == 8:
         rows = tiles.view(count, -1, TILE_OUTPUTS, 2).transpose(1, 2)
         return rows.reshape(count * TILE_OUTPUTS, -1)

@@ -80,7 +80,7 @@ class StepArguments:
         self._slots = {store: np.zeros(max_rows, dtype=np.int64) for store in stores}
         self._copies = {store: Copies() for store in stores}
         self._shared: dict[Hashable, AttentionRecord] = {}
-        self._kinds: list[tuple[int, Attention, AttentionRecord]] = []
+        self._kinds: list[tuple[int, Attention, bool, AttentionRecord]] = []
         self._replaceable: list[tuple[Tensor, Callable[[], Tensor | None]]] = []
         self._vectors: Take | None = None
         self._angles: dict[AngleKind, Take] = {}
@@ -116,13 +116,14 @@ class StepArguments:
         self._replaceable.append((copy, source))
         return copy
 
-    def attention_of(self, layer: int, part: Attention) -> AttentionRecord:
-        """Return the arguments that layers of a kind share."""
+    def attention_of(self, layer: int, part: Attention, on_logit_rows: bool) -> AttentionRecord:
+        """Return the arguments that layers of a kind share, of all rows or of the logit rows."""
         store, heads = self.stores[layer], part.shape.num_heads
-        kind = (id(store), part.style.window or 0, heads, store.spec.layers[layer])
+        kept = store.spec.layers[layer]
+        kind = (id(store), part.style.window or 0, heads, kept, on_logit_rows)
         if kind not in self._shared:
             self._shared[kind] = AttentionRecord()
-            self._kinds.append((layer, part, self._shared[kind]))
+            self._kinds.append((layer, part, on_logit_rows, self._shared[kind]))
         return self._shared[kind]
 
     def set(self, step_input: StepInput, steps: NativeSteps) -> list[Lookup]:
@@ -141,8 +142,11 @@ class StepArguments:
             take.rows = address_of(rows)
         tables = self._set_tables(step_input)
         self._set_slots(steps, len(step_input))
-        for layer, part, shared in self._kinds:
-            of_kind = steps[layer].of_kind(layer, part.shape.num_heads, part.style.window)
+        for layer, part, on_logit_rows, shared in self._kinds:
+            if on_logit_rows and not len(rows):
+                continue  # the operation is left out
+            heads, window = part.shape.num_heads, part.style.window
+            of_kind = steps[layer].of_kind(layer, heads, window, rows if on_logit_rows else None)
             ctypes.memmove(ctypes.byref(shared), ctypes.byref(of_kind), ctypes.sizeof(shared))
         for copy, source in self._replaceable:
             original = source()

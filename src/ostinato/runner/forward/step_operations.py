@@ -7,7 +7,8 @@
 
 Each operation has records of the buffers that it reads and writes; what differs between steps is in
 ``step_arguments``. An addend is pending until the stream is read next, so that adding it and the
-norm after it are one pass. After the last attention, only rows with logits are computed.
+norm after it are one pass. The last attention and what follows compute only the rows whose logits
+are read: of the others, its keys and values are enough.
 
 Modules that are called, and attention where the library does not read every layer's keys and
 values, are computed in Python: what is passed to them is in buffers for all rows.
@@ -163,7 +164,7 @@ class StepOperations:
             mixed = yield from self._attention(layer.index, part, inputs)
         else:
             mixed = yield from self._called(part, inputs, name)
-        if part is self._last_mixing:
+        if part is self._last_mixing and not self._on_logit_rows:
             mixed = yield from self._narrow(mixed)
         if isinstance(part, Call):
             return mixed
@@ -272,20 +273,23 @@ class StepOperations:
         keys, values = (_rows_of(t, shape.dim) for t in (heads.keys, heads.values))
         yield self._at(Write(store.of_layer(index), keys, values, arguments.slots_of(index), 0))
         yield self._at(Copy(store.of_layer(index), arguments.copies_of(index)))
-        num_values = shape.num_heads * shape.dim
+        queries, num_values = heads.queries, shape.num_heads * shape.dim
+        if part is self._last_mixing:
+            queries = yield from self._narrow(queries)
         sinks = part.style.sinks
         if sinks is not None:
             assert sinks.shape == (shape.num_heads,), "one for each head"
             sinks = arguments.copy_of(sinks.detach, sinks.detach().float().clone())
         own = AttentionRecord(
             kv=store.of_layer(index),
-            queries=_rows_of(self._arena.rows("queries", num_values), shape.dim),
+            queries=_rows_of(self._arena.whole(queries), shape.dim),
             output=_rows_of(self._arena.rows("attended", num_values), shape.dim),
             sinks=None if sinks is None else sinks.data_ptr(),
             scale=part.style.scale,
             soft_cap=part.style.soft_cap or 0.0,
         )
-        yield self._at(Attend(own, ctypes.addressof(arguments.attention_of(index, part))))
+        step = arguments.attention_of(index, part, self._on_logit_rows)
+        yield self._at(Attend(own, ctypes.addressof(step)))
 
     def _product(self, projection: Projection, inputs: Tensor, into: str, for_all: bool) -> Output:
         """Yield a product and the adapters' updates of it; returns the output."""

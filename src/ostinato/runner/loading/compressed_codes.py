@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ostinato.runner.forward.codes import CodeFormat, Codes, codes_of
+from ostinato.runner.forward.codes import BY_TOKEN, PLAIN, CodeFormat, Codes, codes_of
 from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.settings import GROUP_STEP
@@ -40,7 +40,7 @@ def codes_of_layers(model: "PreTrainedModel") -> Quantization | None:
     activations = {bits for _, _, layer in layers if (bits := _activation_bits(layer)) is not None}
     if len(activations) > 1:
         return None
-    [activation_bits] = activations
+    [bits] = activations
     plain, stored, kinds = [], {}, set()
     with torch.no_grad():
         for parent, name, layer in layers:
@@ -49,12 +49,12 @@ def codes_of_layers(model: "PreTrainedModel") -> Quantization | None:
                 return None
             plain.append((parent, name, linear))
             stored[id(linear.weight)] = codes
-            kinds.add(f"W{codes.format.bits}A{activation_bits or 16}")
+            kinds.add(f"W{codes.format.bits}A{bits or 16}")
     for parent, name, linear in plain:
         setattr(parent, name, linear)
     compressor.remove_decompression_hook(model)
     name = f"compressed-tensors {', '.join(sorted(kinds))}"
-    return Quantization(name, stored, activation_bits)
+    return Quantization(name, stored, BY_TOKEN if bits else PLAIN)
 
 
 def _fits(layer: nn.Module) -> bool:

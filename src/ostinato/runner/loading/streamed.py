@@ -25,6 +25,7 @@ from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.load_progress import LoadProgress
 from ostinato.runner.experts.mixture import expert_weights
 from ostinato.runner.experts.stack import ExpertStack, padded
+from ostinato.runner.forward.codes import PLAIN, Activations
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain, why_unpacked
@@ -92,6 +93,7 @@ class LoadSettings:
         attention: The requested attention.
         forward: The requested forward.
         quantization: The requested quantization.
+        activations: What rows become before they are multiplied with the checkpoint's own codes.
         kv_bytes: Bytes that settings ask for keys and values.
         name: The model's name, for progress.
         same_bits: Whether a row must have the same bits alone and in any step.
@@ -104,6 +106,7 @@ class LoadSettings:
     attention: AttentionName
     forward: ForwardName
     quantization: Quantization | None
+    activations: Activations
     kv_bytes: KVBytes
     name: str
     same_bits: bool = False
@@ -258,7 +261,7 @@ class _Trial:
         quantization = settings.quantization or self._codes(codes_name)
         chosen = choose_forward(model, call, probed, settings.forward, quantization)
         if quantization is not None and settings.quantization is None:
-            quantization = Quantization(quantization.name, {})
+            quantization = Quantization(quantization.name, {}, settings.activations)
         return Assembled(call, probed, chosen, quantization)
 
     def _codes(self, name: str) -> Quantization | None:
@@ -277,7 +280,7 @@ class _Trial:
             for own, stack in expert_weights(model)
             if own in self._source.kinds and stack.part_rows == padded(stack.part_rows)
         }
-        return Quantization(name, stored, experts=experts) if stored else None
+        return Quantization(name, stored, settings.activations, experts) if stored else None
 
 
 def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear, str]]:
@@ -372,24 +375,27 @@ class Packing:
         """Pack layers with the same input into one weight."""
         names = [self._names[id(linear)] for linear in linears]
         quantization, kinds = self._quantization, self._source.kinds
-        has_own = quantization is not None and quantization.stored is not None
-        if has_own and all(name in kinds for name in names):
+        own = None if quantization is None or quantization.stored is None else quantization
+        if own is not None and all(name in kinds for name in names):
             rows = [self._source.codes(name, self._dtype) for name in names]
-            return QuantizedWeight.of_rows(rows, self._dtype)
+            activations = PLAIN if is_head else own.activations
+            return QuantizedWeight.of_rows(rows, self._dtype, activations)
         for linear, name in zip(linears, names, strict=True):
             if linear.weight.is_meta:
                 numbers = self._source.plain(name, self._dtype)
                 linear.weight = nn.Parameter(numbers, requires_grad=False)
-        if quantization is None or has_own:
+        if quantization is None or own is not None:
             return pack_plain(linears, is_head)
         return quantization(linears, is_head)
 
     def pack_experts(self, stack: ExpertStack) -> PackedWeight:
         """Read and pack the weights of all experts of a layer."""
         quantization, name = self._quantization, self._names[id(stack.weight)]
-        has_own = quantization is not None and quantization.stored is not None
-        if has_own and name in self._source.kinds and stack.part_rows == padded(stack.part_rows):
-            return QuantizedWeight.of_rows(self._source.experts(name), self._dtype)
+        own = None if quantization is None or quantization.stored is None else quantization
+        is_whole = stack.part_rows == padded(stack.part_rows)
+        if own is not None and name in self._source.kinds and is_whole:
+            rows = self._source.experts(name)
+            return QuantizedWeight.of_rows(rows, self._dtype, own.activations)
         if stack.weight.is_meta:
             numbers = self._source.plain(name, self._dtype)
             stack.weight = nn.Parameter(numbers, requires_grad=False)

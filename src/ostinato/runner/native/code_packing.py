@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.native.ctypes_api import DTYPES, int32s, int64s, pointers
+from ostinato.runner.native.library import current_isa
 from ostinato.runner.native.packed import padded_width, required_library
 from ostinato.runner.native.scale_tiles import (
     MIN_GROUP,
@@ -24,8 +25,8 @@ from ostinato.runner.native.scale_tiles import (
     scales_shape,
 )
 
-FORMATS = {8: 1, 4: 2}
-"""``ost_weight_format`` by bits."""
+_FORMATS = {8: 1, 4: 2}
+_FORMATS_IN_BLOCKS = {8: 3, 4: 4}
 
 _CODES, _NUMBERS = 0, 1
 
@@ -66,6 +67,16 @@ BLOCK_KINDS: Mapping[str, BlockKind] = {
 """Formats that the library packs, all without loss."""
 
 
+def packs_blocks() -> bool:
+    """Return whether codes are best packed in blocks, for the instruction set in use."""
+    return current_isa(required_library()).multiplies_blocks
+
+
+def weight_format(bits: int, is_in_blocks: bool) -> int:
+    """Return the ``ost_weight_format`` of codes."""
+    return (_FORMATS_IN_BLOCKS if is_in_blocks else _FORMATS)[bits]
+
+
 class CodePacking(ctypes.Structure):
     """``ost_code_packing``."""
 
@@ -86,6 +97,7 @@ class CodeTiles:
         num_columns: Inputs.
         bits: 8 or 4.
         group_size: Inputs of a group.
+        is_in_blocks: Whether codes are in blocks; else in pairs.
         padding: The code of inputs that only fill up the last step.
         tiles: Codes, shape (num_tiles, bytes of a tile).
         scales: See ``scale_tiles``.
@@ -96,6 +108,7 @@ class CodeTiles:
     num_columns: int
     bits: int
     group_size: int
+    is_in_blocks: bool
     padding: int
     tiles: Tensor
     scales: Tensor
@@ -170,7 +183,7 @@ class CodeTiles:
             self.num_columns,
             kind,
             DTYPES[dtype],
-            FORMATS[self.bits],
+            weight_format(self.bits, self.is_in_blocks),
             scale_format(self.scales),
             self.group_size,
             self.padding,

@@ -31,7 +31,7 @@ ON_ARM = platform.machine() in ("aarch64", "arm64")
 
 ARM_LEVELS = 16
 
-ABI_VERSION = 17
+ABI_VERSION = 18
 """The version of the header that these files were written for."""
 
 
@@ -49,6 +49,7 @@ class Isa(enum.IntEnum):
     NEON = 17
     NEON_DOTPROD = 18
     NEON_I8MM = 19
+    NEON_BF16 = 20
 
     @classmethod
     def of_level(cls, level: int) -> "Isa":
@@ -59,6 +60,11 @@ class Isa(enum.IntEnum):
     def level(self) -> int:
         """The library's number."""
         return self % ARM_LEVELS
+
+    @property
+    def multiplies_blocks(self) -> bool:
+        """Whether its instructions for bytes take codes in blocks; see ``weight_tiles.h``."""
+        return self >= Isa.NEON_DOTPROD
 
     @property
     def contained(self) -> list["Isa"]:

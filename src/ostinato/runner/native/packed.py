@@ -2,7 +2,8 @@
 
 A plain weight is stored output by output; the kernels read one input of many outputs at a time. So
 a weight is packed once, into the tiles of ``native/src/weight_tiles.h``, and the plain one is
-freed: the memory is the same. All instruction sets use one layout.
+freed: the memory is the same. All instruction sets use one layout
+of plain weights.
 
 Linear layers with the same input share a packed weight, and one product computes them::
 
@@ -96,7 +97,7 @@ class Product(ctypes.Structure):
         *pointers("tiles", "bias"),
         *int32s("num_rows", "num_inputs", "num_outputs", "dtype", "num_threads", "weight_format"),
         *pointers("scales", "minima", "zeros", "order"),
-        *int32s("scale_dtype", "group_size", "used_inputs", "activation_bits"),
+        *int32s("scale_dtype", "group_size", "used_inputs", "activation_bits", "activation_group"),
     )
 
 

@@ -1,8 +1,8 @@
 """On what packed weights depend, and what the probe learned about them.
 
-The layout of packed weights is one for all instruction sets, but which forward passes the probe may
-differ. So a key has everything that either depends on: the checkpoint's fingerprint, settings, the
-instruction set, and the versions of all code that loads a model.
+The layout of packed codes and which forward passes the probe may differ between instruction sets.
+So a key has everything that either depends on: the checkpoint's fingerprint, settings, the
+instruction set, the layout, and the versions of all code that loads a model.
 """
 
 import functools
@@ -18,12 +18,13 @@ import torch
 from ostinato.runner import native
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV
+from ostinato.runner.native.code_packing import packs_blocks
 from ostinato.runner.native.library import PATH, attention_isa, current_isa, library
 from ostinato.runner.probe import Probed
 from ostinato.runner.settings import AttentionName
 from ostinato.runner.states.store import StateSpec
 
-FORMAT = 1
+FORMAT = 2
 """Version of the index and of the layout of tiles."""
 
 _PACKAGES = ("ostinato", "torch", "transformers", "gguf", "tokenizers")
@@ -41,7 +42,8 @@ def key_of(fingerprint: bytes, settings: tuple[str, ...]) -> str | None:
     if loaded is None:
         return None
     isas = current_isa(loaded).name, attention_isa(loaded).name
-    facts = [FORMAT, fingerprint.hex(), settings, isas, _code()]
+    layout = "blocks" if packs_blocks() else "pairs"
+    facts = [FORMAT, fingerprint.hex(), settings, isas, layout, _code()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 

@@ -237,7 +237,8 @@ def _record_of(weight: PackedWeight) -> Record:
     if isinstance(weight, QuantizedWeight):
         format = weight.format
         record["format"] = [format.bits, format.group_size, format.has_minima, format.has_zeros]
-        record["activation_bits"] = weight.activation_bits
+        record["activations"] = [weight.activations.bits, weight.activations.group_size]
+        record["is_in_blocks"] = weight.is_in_blocks
     return record
 
 

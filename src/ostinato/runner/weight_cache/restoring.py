@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ostinato.core.errors import ConfigError
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.experts.stack import ExpertStack
-from ostinato.runner.forward.codes import CodeFormat
+from ostinato.runner.forward.codes import Activations, CodeFormat
 from ostinato.runner.forward.decoder import Decoder, Mixture
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import Pack
@@ -90,7 +90,9 @@ def index_of(built: Assembled, packed: Mapping[int, str]) -> Record | None:
 def _quantization_record(quantization: Quantization | None) -> list[object] | None:
     if quantization is None:
         return None
-    return [quantization.name, quantization.stored is not None, quantization.activation_bits]
+    activations = quantization.activations
+    is_stored = quantization.stored is not None
+    return [quantization.name, is_stored, activations.bits, activations.group_size]
 
 
 def restore_model(entry: Entry, settings: LoadSettings) -> Assembled:
@@ -104,8 +106,8 @@ def restore_model(entry: Entry, settings: LoadSettings) -> Assembled:
     _check_memory(entry.num_bytes, settings.kv_bytes(probed.spec, settings.dtype))
     quantization = None
     if index["quantization"] is not None:
-        name, is_stored, activation_bits = index["quantization"]
-        quantization = Quantization(name, {} if is_stored else None, activation_bits)
+        name, is_stored, *activations = index["quantization"]
+        quantization = Quantization(name, {} if is_stored else None, Activations(*activations))
     forward, record = ChosenForward(*index["forward"]), index["decoder"]
     if record is None:
         return _with_modules(source, settings, probed, forward, quantization)
@@ -245,7 +247,8 @@ class EntrySource:
             CodeFormat(*record["format"]),
             (num_rows, num_columns),
             dtype,
-            record["activation_bits"],
+            Activations(*record["activations"]),
+            record["is_in_blocks"],
             memory,
         )
 
