@@ -89,7 +89,7 @@ class Context:
         """Open an engine whose attention is in Triton."""
         from ostinato import LLM
 
-        common = {"dtype": "float32", "attention": "triton", "num_blocks": 96, "block_size": 16}
+        common = {**common_settings(self.device), "num_blocks": 96, "block_size": 16}
         with LLM(self.checkpoint(family), device=self.device, **{**common, **settings}) as llm:
             path = llm.engine.compute_path
             if path.attention != "triton":
@@ -104,6 +104,12 @@ class Context:
         sampling = SamplingParams(detokenize=False, **{**greedy, **params})
         [output] = llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)
         return output
+
+
+def common_settings(device: str) -> dict[str, Any]:
+    """Return the settings of all engines; the interpreter compares a fused forward for a minute."""
+    forward = "plain" if device == "cpu" else "auto"
+    return {"dtype": "float32", "attention": "triton", "forward": forward}
 
 
 def draw_prompt(seed: int, length: int, head: list[int] | None = None) -> list[int]:
@@ -122,7 +128,7 @@ def check_families(context: Context) -> dict[str, Any]:
             context.checkpoint(family), attn_implementation="eager", dtype=torch.float32
         ).to(context.device)
         head = draw_prompt(1, length)
-        with context.engine(family) as llm:
+        with context.engine(family, forward="auto") as llm:
             outputs = [context.ask(llm, draw_prompt(seed, 5, head)) for seed in (2, 3)]
         if not outputs[1].num_cached_tokens:
             raise CheckFailed(f"{family}: the second prompt found nothing cached")
@@ -144,9 +150,12 @@ def _compare(family: str, model: Any, output: Any) -> None:
 
 
 def check_hit_bits(context: Context) -> dict[str, Any]:
-    """A hit gives the tokens of a miss; whether also its bits is recorded, not promised."""
-    prompt = draw_prompt(7, context.sizes.prompt_tokens)
-    with context.engine() as llm:
+    """A hit gives the tokens of a miss, and with ``same_bits`` its bits.
+
+    The interpreter multiplies by BLAS, where bits depend on the place: there they are recorded.
+    """
+    prompt, on_gpu = draw_prompt(7, context.sizes.prompt_tokens), context.device != "cpu"
+    with context.engine(same_bits=on_gpu) as llm:
         miss, hit = (context.ask(llm, prompt, logprobs=1) for _ in range(2))
     if not hit.num_cached_tokens or miss.num_cached_tokens:
         raise CheckFailed("the second run is no hit, or the first is one")
@@ -155,6 +164,8 @@ def check_hit_bits(context: Context) -> dict[str, Any]:
         raise CheckFailed("a hit gives other tokens than a miss")
     pairs = zip(one.logprobs, other.logprobs, strict=True)
     apart = max(abs(a[t].logprob - b[t].logprob) for a, b in pairs for t in a if t in b)
+    if on_gpu and apart:
+        raise CheckFailed(f"with same_bits, log-probabilities differ by {apart:.2g}")
     return {"largest_difference": apart, "same_bits": apart == 0.0}
 
 
@@ -218,7 +229,7 @@ def write_and_die(folder: str, model: str) -> None:
     """Write a prefix to a disk, and be killed."""
     device = os.environ["GPU_CHECK_DEVICE"]
     context = Context(device, TINY, Path(folder))
-    common = {"dtype": "float32", "attention": "triton", "num_blocks": 96, "kv_disk": folder}
+    common = {**common_settings(device), "num_blocks": 96, "kv_disk": folder}
     from ostinato import LLM
 
     llm: Any = LLM(model, device=device, **common)
@@ -237,7 +248,7 @@ async def _run_requests(context: Context) -> dict[str, Any]:
     from ostinato import AsyncLLM, SamplingParams
 
     sizes = context.sizes
-    common = {"dtype": "float32", "attention": "triton", "num_blocks": 512}
+    common = {**common_settings(context.device), "num_blocks": 512}
     llm = AsyncLLM(context.checkpoint("llama"), device=context.device, **common)
     sampling = SamplingParams(
         temperature=0.0, max_tokens=sizes.new_tokens, ignore_eos=True, detokenize=False

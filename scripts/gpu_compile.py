@@ -29,7 +29,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ostinato.runner.gpu.backend import kernels, padded, store_tokens, tile_options
+from ostinato.runner.forward.quantized import INT4, INT8
+from ostinato.runner.gpu.attention_step import kernels, padded, store_tokens, tile_options
+from ostinato.runner.gpu.device_forward import GATE_TILE, head_warps, norm_warps
+from ostinato.runner.gpu.device_weights import fused_kernels, product_options
 from ostinato.runner.gpu.read_parts import PartLimits
 
 TARGETS = {
@@ -100,6 +103,67 @@ def all_variants() -> Iterator[Variant]:
         yield Variant(key, value, dtype, kv, has_features, same_bits)
 
 
+@dataclass(frozen=True)
+class Fused:
+    """What the kernels around products are compiled for."""
+
+    dtype: str
+    weight: str  # numbers, int8 or int4
+    width: int = 4096
+    dim: int = 128
+
+
+FUSED = Fused("bf16", "int4")
+
+
+def all_fused() -> Iterator[Fused]:
+    """Yield every format of rows and weights, and heads and rows of some sizes."""
+    for dtype, weight in product(DTYPES, ("numbers", "int8", "int4")):
+        yield Fused(dtype, weight)
+    for width, dim in ((1024, 64), (16384, 256)):
+        yield Fused("bf16", "int8", width, dim)
+
+
+def fused_sources(
+    variant: Fused,
+) -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]]]:
+    """Yield name, kernel, types of arguments, and constants with options, as the forward has."""
+    formats = {"numbers": None, "int8": INT8, "int4": INT4}
+    format, rows = formats[variant.weight], POINTERS[variant.dtype]
+    named = (
+        "stream",
+        "addend",
+        "output",
+        "weight",
+        "bias",
+        "projected",
+        "cosines",
+        "sines",
+        "rows",
+    )
+    tensors = dict.fromkeys(named, rows)
+    floats = dict.fromkeys(("scale", "epsilon", "offset"), "fp32")
+    own = fused_kernels()
+    norm = {"HAS_WEIGHT": True, "HAS_BIAS": True, "IS_CENTERED": True, "IS_ROUNDED": True}
+    yield "add_norm", own.add_norm, tensors | floats, {
+        "PAD": padded(variant.width), "HAS_ADDEND": True, "HAS_NORM": True, "HAS_SCALE": True,
+        "num_warps": norm_warps(variant.width), **norm,
+    }  # fmt: skip
+    yield "turn_heads", own.turn_heads, tensors | floats, {
+        "NUM_HEADS": 32, "DIM": variant.dim, "PAD": padded(variant.dim),
+        "ROPE_DIM": variant.dim // 2, "IS_HALVES": True, "ARE_ROUNDED": True, "HAS_NORM": True,
+        "IS_NORM_LAST": False, "IS_BY_HEAD": True, "num_warps": head_warps(variant.dim), **norm,
+    }  # fmt: skip
+    yield "activate", own.activate, tensors, {"KIND": 1, "HAS_UP": True, "TILE": GATE_TILE}
+    numbers = {"weight": rows if format is None else "*i8" if format.bits == 8 else "*u8"}
+    numbers |= {"scales": rows if format is None else "*bf16", "zeros": "*i8", "minima": "*bf16"}
+    has_minima = format is not None and format.has_minima
+    yield f"multiply {variant.weight}", own.multiply, tensors | numbers, {
+        **product_options(format, DTYPES[variant.dtype], has_minima, False), "HAS_BIAS": True,
+        "IS_WIDENED": False,
+    }  # fmt: skip
+
+
 def sources(
     variant: Variant, on_amd: bool
 ) -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]]]:
@@ -157,10 +221,16 @@ def sources(
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def compile_all(variants: tuple[Variant, ...], targets: tuple[str, ...]) -> Iterator[Compiled]:
+def compile_all(
+    variants: tuple[Variant | Fused, ...], targets: tuple[str, ...]
+) -> Iterator[Compiled]:
     """Compile; each kernel takes one to three seconds."""
     for variant, target in product(variants, targets):
-        for name, kernel, types, given in sources(variant, target.startswith("gfx")):
+        if isinstance(variant, Fused):
+            kernels_of = fused_sources(variant)
+        else:
+            kernels_of = sources(variant, target.startswith("gfx"))
+        for name, kernel, types, given in kernels_of:
             options = {key: given[key] for key in OPTION_NAMES if key in given}
             constants = {key: value for key, value in given.items() if key not in options}
             signature = {arg: types.get(arg, "i32") for arg in kernel.arg_names}
@@ -227,13 +297,19 @@ def main() -> int:
     """Compile and print; the status is 1 if anything exceeds a limit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--all", action="store_true", help="every variant")
-    parser.add_argument("--few", action="store_true", help="without heads of 256 elements")
+    parser.add_argument(
+        "--few",
+        action="store_true",
+        help="without heads of 256 elements and plain or int8 products",
+    )
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--target", choices=TARGETS, action="append", help="this target alone")
     arguments = parser.parse_args()
-    variants: tuple[Variant, ...] = DAILY if arguments.few else (*DAILY, LARGE)
+    variants: tuple[Variant | Fused, ...] = (*DAILY, FUSED)
+    if not arguments.few:
+        variants += (LARGE, Fused("bf16", "numbers"), Fused("bf16", "int8"))
     if arguments.all:
-        variants = tuple(all_variants())
+        variants = (*all_variants(), *all_fused())
     failed = 0
     for result in compile_all(variants, tuple(arguments.target or TARGETS)):
         failed += not result.is_within_limits
@@ -243,7 +319,7 @@ def main() -> int:
         else:
             mark = "" if result.is_within_limits else "  BEYOND A LIMIT"
             print(
-                f"{result.target:7} {result.kernel:11} {result.shared_bytes:7} B shared "
+                f"{result.target:7} {result.kernel:16} {result.shared_bytes:7} B shared "
                 f"{result.num_registers:4} registers {result.spilled_bytes:5} B spilled  "
                 f"{result.variant}{mark}",
                 flush=True,

@@ -90,7 +90,7 @@ def is_collection(kind: Any) -> bool:
 def test_no_option_of_a_command_with_settings_is_stated_elsewhere():
     """But for what a server does at the start, which no config keeps."""
     known = {name for kind in PUBLIC for name in setting_fields(kind)}
-    at_the_start = {"model", "api_key", "gpu_memory_utilization", "prewarm", "lora_modules", "help"}
+    at_the_start = {"model", "api_key", "prewarm", "lora_modules", "help"}
     for command in ("serve", "route"):
         shown = {o.name for o in OPTIONS[command].values() if not o.hidden}
         assert shown <= known | at_the_start, shown - known

@@ -53,11 +53,19 @@ def test_settings_of_vllm_that_mean_the_same_are_taken(given, changed):
             {"tensor_parallel_size": 2},
             "tensor_parallel_size=2 is not supported: a model runs in one",
         ),
+        ({"gpu_memory_utilization": 90}, "gpu_memory_utilization=90: must be"),
         (
-            {"gpu_memory_utilization": 0.9, "device": "cuda"},
-            r"gpu_memory_utilization=0.9 .* set kv_cache_memory \(bytes\) or num_blocks",
+            {"gpu_memory_utilization": 0.9, "device": "cuda", "kv_cache_memory_bytes": 2**20},
+            "gpu_memory_utilization=0.9 and kv_cache_memory=1048576 both size the pool",
         ),
-        ({"gpu_memory_utilization": 90}, "gpu_memory_utilization=90 is not supported"),
+        (
+            {"gpu_memory_utilization": 0.9, "device": "cuda", "num_blocks": 7},
+            "gpu_memory_utilization=0.9 and num_blocks=7 both size the pool",
+        ),
+        (
+            {"gpu_memory_utilization": 0.9, "device": "xpu"},
+            "gpu_memory_utilization=0.9 with device='xpu': only the memory of a CUDA device",
+        ),
         ({"trust_remote_code": True}, "code that comes with a checkpoint is never run"),
         ({"enable_chunked_prefill": False}, "set max_num_batched_tokens to max_model_len"),
         ({"quantization": "awq_marlin"}, "quantization='awq_marlin'"),

@@ -31,9 +31,6 @@ class ServeOptions:
         "One key that every caller sends, in place of --keys-file.",
         envvar="OSTINATO_API_KEY",
     )
-    gpu_memory_utilization: float | None = _server(
-        None, "As in vLLM: nothing on a CPU; on a GPU give --kv-cache-memory."
-    )
     prewarm: str | None = _server(
         None, "File of prompts to compute before the first request, one JSON object per line."
     )
@@ -67,8 +64,7 @@ def run(
             engine["enable_lora"] = True
         if keys_file is not None:
             engine.setdefault("kv_sealed", True)
-        share = more.gpu_memory_utilization
-        EngineConfig.of(model, engine | {"gpu_memory_utilization": share})
+        EngineConfig.of(model, engine)
         callers = note_on_callers(server.get("keys_file"), more.api_key)
         if config.explainer is not None:
             check_explainer(config.explainer)

@@ -8,7 +8,7 @@ Files in reading order:
 * ``inputs``: turns a plan into input tensors
 * ``states/``: layers with a state: Mamba, linear attention
 * ``attention/``: attention over scattered blocks, one file per backend
-* ``gpu/``: attention for GPUs, in Triton
+* ``gpu/``: attention, forwards and whole steps for GPUs, in Triton
 * ``attention_choice``: chooses the native library, Triton or plain torch
 * ``adapters/``: LoRA adapters: files, weights, and their products
 * ``heads``: what the last layer gives: a vocabulary, classes, or nothing
@@ -16,6 +16,7 @@ Files in reading order:
 * ``images/``: runs the encoder of images, and keeps its outputs
 * ``experts/``: mixtures of experts as own products
 * ``forward/``: makes a model fast on a CPU without changing what it computes
+* ``select_forward``: chooses the forward for a model, on a CPU or another device
 * ``model_runner``: executes one step
 * ``compute_path``: describes how steps are computed here, and why not faster
 * ``portable_bits``: refuses models whose logits differ from processor to processor
@@ -29,6 +30,7 @@ Files in reading order:
 * ``quantization``: checks that a quantized checkpoint computes each token independently
 * ``probe``: compares our attention with the model's own before serving
 * ``memory``: computes how many blocks fit
+* ``memory_share``: the same by a share of a GPU's memory, measured with a step
 * ``malloc_tuning``: keeps the memory of large temporaries
 * ``huge_pages``: puts memory that every step reads into large pages
 

@@ -58,7 +58,10 @@ def check_attention_setting(name: AttentionName, device: str = "cpu") -> None:
 
 
 def choose_attention(
-    name: AttentionName, case: AttentionCase, read_once: ReadOnce = "auto"
+    name: AttentionName,
+    case: AttentionCase,
+    read_once: ReadOnce = "auto",
+    same_bits: bool = False,
 ) -> AttentionBackend:
     """Choose the backend.
 
@@ -66,6 +69,7 @@ def choose_attention(
         name: ``native``, ``triton``, ``torch``, or ``auto``: the library or Triton wherever it can.
         case: The requirements.
         read_once: When blocks shared by sequences are read once.
+        same_bits: Whether a row's bits must depend on its own sequence alone.
 
     Raises:
         ConfigError: The library or Triton is required by name, and does not support the case.
@@ -73,10 +77,10 @@ def choose_attention(
     Effects: logs once per reason why ``auto`` uses torch, except in float64, which no other
         backend supports.
     """
-    hindrance, on_gpu = why_torch(name, case), _on_gpu(name, case)
-    native = None if on_gpu else library()
-    if hindrance is None and on_gpu:
-        return TritonAttention(read_once)
+    hindrance, has_kernels = why_torch(name, case), on_device(name, case.device)
+    native = None if has_kernels else library()
+    if hindrance is None and has_kernels:
+        return TritonAttention(read_once, same_bits)
     if hindrance is None and native is not None:
         return NativeAttention(native, read_once)
     if name in ("native", "triton"):
@@ -86,8 +90,9 @@ def choose_attention(
     return TorchAttention(sharing=SHARING[read_once])
 
 
-def _on_gpu(name: AttentionName, case: AttentionCase) -> bool:
-    return name == "triton" or (name == "auto" and case.device.type == "cuda")
+def on_device(name: AttentionName, device: torch.device) -> bool:
+    """Return whether steps are computed by kernels for devices other than a CPU, if they can."""
+    return name == "triton" or (name == "auto" and device.type == "cuda")
 
 
 def _refusal(name: str, reason: str | None) -> ConfigError:
@@ -102,7 +107,7 @@ def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
     """
     if name == "torch":
         return "attention='torch' is set"
-    if _on_gpu(name, case):
+    if on_device(name, case.device):
         missing = why_no_triton(case.device)
         return missing or why_not_in_triton(case.spec, case.dtype, case.kv_dtype)
     if case.device.type != "cpu":
@@ -127,7 +132,7 @@ def attention_in_use(name: AttentionName, case: AttentionCase) -> str:
     """Return the name of the backend of a case."""
     if why_torch(name, case) is not None:
         return "torch"
-    if _on_gpu(name, case):
+    if on_device(name, case.device):
         return "triton"
     return "torch" if library() is None else "native"
 

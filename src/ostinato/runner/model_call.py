@@ -48,10 +48,10 @@ class ModelCall:
 
     def __call__(
         self,
-        input_ids: Ints,
-        position_ids: Ints | None,
+        input_ids: Ints | Tensor,
+        position_ids: Ints | Tensor | None,
         step: LayerAttention | None,
-        rows: Ints | None = None,
+        rows: Ints | Tensor | None = None,
         adapters: StepAdapters | None = None,
         vectors: Tensor | None = None,
         later: Tensor | None = None,
@@ -76,12 +76,12 @@ class ModelCall:
         """
         keywords: dict[str, Any] = {} if step is None else {STEP_KEYWORD: step}
         if position_ids is not None:
-            keywords["position_ids"] = self._tensor(position_ids).unsqueeze(-2)
-        kept = None if rows is None else self._tensor(rows)
+            keywords["position_ids"] = self.tensor(position_ids).unsqueeze(-2)
+        kept = None if rows is None else self.tensor(rows)
         if kept is not None and self._keeps_rows:
             keywords["logits_to_keep"] = kept
         if vectors is None:
-            keywords["input_ids"] = self._tensor(input_ids)[None]
+            keywords["input_ids"] = self.tensor(input_ids)[None]
         else:
             keywords["inputs_embeds"] = vectors[None]
         for segment in () if adapters is None else adapters.segments:
@@ -164,8 +164,10 @@ class ModelCall:
     ) -> Tensor:
         return output if self._later is None else output + self._later[index]
 
-    def _tensor(self, numbers: Ints) -> Tensor:
-        """Return numbers on the model's device."""
+    def tensor(self, numbers: Ints | Tensor) -> Tensor:
+        """Return numbers on the model's device; tensors are there."""
+        if isinstance(numbers, Tensor):
+            return numbers
         return torch.from_numpy(numbers).to(self.model.device)
 
 

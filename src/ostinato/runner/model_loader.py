@@ -14,16 +14,16 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ostinato.core.config import one_of
 from ostinato.errors import ConfigError, MissingTokenizer, OstinatoError, UnsupportedModel
 from ostinato.runner.attention.registration import register
+from ostinato.runner.attention_choice import on_device
 from ostinato.runner.checkpoints.checkpoint import quantized_fingerprint, read_config, weight_files
 from ostinato.runner.checkpoints.fingerprints import fingerprinting
 from ostinato.runner.checkpoints.generation_config import read_generation_config
 from ostinato.runner.checkpoints.gguf_file import open_gguf
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.forward.codes import IN_GROUPS, PLAIN, Activations
-from ostinato.runner.forward.fused import FusedForward
+from ostinato.runner.forward.fused import Forward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
-from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.forward.weight_refs import ModelSize
 from ostinato.runner.heads import Head
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
@@ -54,6 +54,7 @@ from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.native.library import Isa, current_isa, library
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization, quantization_settings
+from ostinato.runner.select_forward import ChosenForward, choose_forward
 from ostinato.runner.settings import (
     ActivationName,
     AttentionName,
@@ -137,7 +138,7 @@ class LoadedModel:
         return str(self.quantization or self.dtype).removeprefix("torch.")
 
     @property
-    def fused(self) -> FusedForward | None:
+    def fused(self) -> Forward | None:
         """Computes steps in place of the model; None if the model computes them itself."""
         return self.forward.fused
 
@@ -172,6 +173,7 @@ def load_model(
     images: bool = True,
     kv_bytes: KVBytes = lambda spec, dtype: 0,
     weight_cache_bytes: int = MAX_BYTES,
+    same_bits: bool = False,
 ) -> LoadedModel:
     """Load a model and check that it can be served correctly.
 
@@ -181,7 +183,7 @@ def load_model(
             on, bfloat16.
         device: Device to compute on.
         attention: The attention that is compared with the model's own.
-        forward: How steps may be computed, see ``runner.forward.select_forward``.
+        forward: How steps may be computed, see ``runner.select_forward``.
         revision: Branch, tag or commit of a hub repository.
         quantization: Quantization of the linear layers; None leaves their weights as they are.
         activation_dtype: What rows become before they are multiplied with codes: ``int8``, with a
@@ -191,6 +193,7 @@ def load_model(
         kv_bytes: Bytes that settings ask for keys and values, which have to fit as well.
         weight_cache_bytes: Maximum bytes of packed weights in the user's cache folder; 0 keeps and
             uses none.
+        same_bits: Whether a row must have the same bits alone and in any step.
 
     Raises:
         ConfigError: An unknown dtype or forward, a device that does not exist, or one without
@@ -222,13 +225,15 @@ def load_model(
         activation_dtype,
         images,
         kv_bytes,
+        same_bits,
     )
     memory = returning_large_blocks() if device.type == "cpu" else nullcontext()
     with memory, quiet(), _named_refusals(path):
         if path.is_dir():
             read_config(path)  # without one it is no checkpoint, whatever else is there
         files = weight_files(path)
-        cache = WeightCache(path, files, request.facts, weight_cache_bytes * (device.type == "cpu"))
+        is_host = device.type == "cpu" and not on_device(attention, device)
+        cache = WeightCache(path, files, request.facts, weight_cache_bytes * is_host)
         if (entry := cache.find()) is not None:
             try:
                 return _load(request, files, cache, entry)
@@ -253,6 +258,7 @@ class _Request:
     activation_dtype: ActivationName
     images: bool
     kv_bytes: KVBytes
+    same_bits: bool
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -289,6 +295,7 @@ def _load(
             activations=_activations(request.activation_dtype, gguf_bytes),
             kv_bytes=request.kv_bytes,
             name=request.name,
+            same_bits=request.same_bits,
         )
         with fingerprinting(path, files) as weights_digest, cache.recording(entry) as recorder:
             # Before the weights: to convert one of 150,000 words takes a gigabyte.
@@ -361,7 +368,7 @@ def _build(
     """Read a model weight by weight if that is possible, else as a whole."""
     register()
     on_meta = check_attention_interface(settings.config)
-    if device.type == "cpu":
+    if device.type == "cpu" and not on_device(settings.attention, device):
         built = stream_model(settings, on_meta, recorder)
         if built is not None:
             return built, None
@@ -402,7 +409,7 @@ def read_whole(settings: LoadSettings, device: torch.device) -> tuple[Assembled,
             quantized = replace(quantized, activations=settings.activations)
     call = ModelCall(model)
     probed = probe_model(model, call, settings.attention)
-    chosen = choose_forward(model, call, probed, settings.forward, quantized)
+    chosen = choose_forward(model, call, probed, settings.forward, quantized, settings.same_bits)
     return Assembled(call, probed, chosen, quantized), encoder
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ostinato.core.plan import (
     SampledToken,
+    SampleTask,
     ScheduledSequence,
     SequenceResult,
     StepPlan,
@@ -23,9 +24,10 @@ from ostinato.core.plan import (
     TokenLogprob,
 )
 from ostinato.runner.adapters.lora import LoraAdapter, StepAdapters
-from ostinato.runner.attention.backend import AttentionBackend, GroupedStep
+from ostinato.runner.attention.backend import AttentionBackend, GroupedStep, WholeSteps
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
+from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.heads import HiddenRows
 from ostinato.runner.images.step import ImageStep, SeeingAhead, adapted_ahead, lay_out
 from ostinato.runner.images.store import ImageStore
@@ -50,6 +52,7 @@ class ModelRunner:
         images: The images of live requests; None for a model that serves text alone.
         adapters: Loaded adapters by their digests.
         states: States of all slots.
+        whole_steps: Computes steps of nothing but tokens; None if the model is called here.
         num_tokens_computed: Tokens that the model has computed so far, without wrong drafts, to
             test law 1.
     """
@@ -94,6 +97,11 @@ class ModelRunner:
         self.states = StateStore(loaded.state_spec, num_state_slots, loaded.device)
         self.num_tokens_computed = 0
         self._call = loaded.fused or loaded.call
+        self.whole_steps: WholeSteps | None = None
+        if not isinstance(self._call, FusedForward):
+            self.whole_steps = self.attention.whole_steps(
+                self._call, self.kv_stores, self.groups.of_layer
+            )
         self._sampler = Sampler()
 
     @torch.inference_mode()
@@ -120,6 +128,11 @@ class ModelRunner:
         if laid_out is not None:
             adapters = adapted_ahead(adapters, laid_out.images, self.adapters)
         hidden = HiddenRows() if reads_hidden(plan) else None
+        more = laid_out, adapters, hidden, inputs.state_slots
+        if self.whole_steps is not None and all(each is None for each in more):
+            output = self.whole_steps.run(inputs, _tasks(plan))
+            self.num_tokens_computed += plan.num_tokens
+            return self.sample(plan, inputs, output.logits, ids=output.ids)
         logits = self.forward(inputs, adapters, laid_out, hidden)
         self.states.copy(plan.state_saves)
         self.num_tokens_computed += plan.num_tokens
@@ -163,14 +176,26 @@ class ModelRunner:
         inputs: StepInputs,
         logits: Tensor,
         hidden: HiddenRows | None = None,
+        ids: Sequence[int] | None = None,
     ) -> StepResult:
-        """Sample tokens, compute prompt log-probs, and read what is asked for besides."""
-        sampling = [s for s in plan.sequences if s.sample is not None]
-        tasks = [task for s in sampling for task in (s.sample, *s.drafted) if task is not None]
+        """Sample tokens, compute prompt log-probs, and read what is asked for besides.
+
+        Args:
+            plan: The step.
+            inputs: The same as arrays.
+            logits: Of ``logit_rows``, shape (num_logit_rows, vocab_size).
+            hidden: The input of the head, if it is read.
+            ids: What was sampled from each of these rows already; -1 is sampled again, to say why
+                it has no token.
+        """
+        tasks = _tasks(plan)
         rows = logits  # nearly always all of them: only prompt log-probs need others
         if len(tasks) < len(logits):
             rows = logits[torch.from_numpy(inputs.sample_rows).to(logits.device)]
-        outcomes = self._sampler.sample(rows, tasks)
+        if ids is None or -1 in ids:
+            outcomes = self._sampler.sample(rows, tasks)
+        else:
+            outcomes = [(SampledToken(token),) for token in ids]
         if any(task.params.readout is not None for task in tasks):
             outcomes = read_rows(outcomes, tasks, rows, hidden, inputs.sample_rows)
         sampled, sums = iter(outcomes), hidden_sums(plan, inputs.prompt_rows, hidden)
@@ -216,3 +241,9 @@ class ModelRunner:
             return ()
         counts = [sequence.num_prompt_logprobs] * len(rows)
         return token_logprobs(logits, rows, sequence.prompt_targets, counts)
+
+
+def _tasks(plan: StepPlan) -> list[SampleTask]:
+    """Return what is sampled, one task per row."""
+    sampling = (s for s in plan.sequences if s.sample is not None)
+    return [task for s in sampling for task in (s.sample, *s.drafted) if task is not None]

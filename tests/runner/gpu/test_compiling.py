@@ -37,9 +37,10 @@ def test_kernels_compile_without_spills_and_within_shared_memory(tmp_path: Path)
     results = compiled(tmp_path, "--few")
 
     kernels = ["attend 16", "attend 128", "merge", "store", "attend 32", "merge", "store"]
+    fused = ["add_norm", "turn_heads", "activate", "multiply int4"]
     assert [(r["target"], r["kernel"]) for r in results] == [
         (target, kernel)
-        for variant in (kernels[:4], kernels[4:])
+        for variant in (kernels[:4], kernels[4:], fused)
         for target in TARGETS
         for kernel in variant
     ]

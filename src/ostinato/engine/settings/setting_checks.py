@@ -29,6 +29,12 @@ def check_combinations(settings: EngineSettings) -> None:
             f"num_blocks={settings.num_blocks} and kv_cache_memory={settings.kv_cache_memory} both "
             "size the pool: give one of them"
         )
+    _check_memory_share(settings)
+    if settings.same_bits and (settings.attention == "torch" or settings.forward == "plain"):
+        raise ConfigError(
+            f"same_bits=True with attention={settings.attention!r} and forward="
+            f"{settings.forward!r}: sums of torch depend on the batch; set both to 'auto'"
+        )
     _check_generation(settings)
     _check_plugins(settings)
     _check_quantization(settings)
@@ -37,6 +43,24 @@ def check_combinations(settings: EngineSettings) -> None:
     _check_images(settings)
     _check_tiers(settings)
     _check_tenant_shares(settings)
+
+
+def _check_memory_share(settings: EngineSettings) -> None:
+    """Refuse a share of a GPU's memory without one, and beside what sizes the pool in bytes."""
+    share = settings.gpu_memory_utilization
+    if share is None:
+        return
+    if settings.device.partition(":")[0] != "cuda":
+        raise ConfigError(
+            f"gpu_memory_utilization={share} with device={settings.device!r}: only the memory of "
+            "a CUDA device is shared so; set kv_cache_memory, or device='cuda'"
+        )
+    for name in ("kv_cache_memory", "num_blocks"):
+        if (size := getattr(settings, name)) is not None:
+            raise ConfigError(
+                f"gpu_memory_utilization={share} and {name}={size} both size the pool: give one "
+                "of them"
+            )
 
 
 def _check_generation(settings: EngineSettings) -> None:

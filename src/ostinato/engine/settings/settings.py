@@ -85,6 +85,11 @@ class EngineSettings:
     kv_cache_memory: int | None = _model(None, minimum=1, unit="bytes")
     """Memory for keys, values and states, such as ``512MiB`` or ``4GB``; else half of the free
     memory, or less if the sequences cannot use it."""
+    gpu_memory_utilization: float | None = _model(
+        None, above=0, maximum=1, page="gpu.md#memory", kind="a share, such as 0.9"
+    )
+    """Share of a GPU's memory for weights, activations, keys and values, as in vLLM, in place of
+    ``kv_cache_memory``; the largest step is measured. On a CPU it means nothing."""
     max_model_len: int | None = same_setting(SchedulerConfig, "max_model_len", None, group=MODEL)
     """Maximum tokens of a sequence, prompt and output together; else the model's own limit."""
     enable_prefix_caching: bool = _cache("enable_prefix_caching")
@@ -125,12 +130,15 @@ class EngineSettings:
         hint="a checkpoint that came quantized is loaded as its config says",
         page="forward.md#weights-of-8-and-4-bits",
     )
-    """Keep the weights of linear layers in 8 or 4 bits, on a CPU: ``int8`` or ``int4``; with
+    """Keep the weights of linear layers in 8 or 4 bits: ``int8`` or ``int4``; on a CPU with
     activations in 8 bits as well, ``w8a8`` or ``w4a8``."""
     activation_dtype: ActivationName = _computing("auto", page="forward.md#weights-of-8-and-4-bits")
     """What activations become before they are multiplied with weights of 8 or 4 bits: ``int8``,
     with a scale for 32 numbers, which makes prompts faster, or ``float``; ``auto`` is ``int8`` for
     ``w8a8``, ``w4a8`` and, on processors without AMX, GGUF files from 1 GiB on."""
+    same_bits: bool = _computing(False, page="gpu.md#the-same-bits-alone-and-in-a-batch")
+    """On a GPU, compute each row with the bits that it has alone, in tiles of one size; refuse a
+    model where that is not so. On a CPU the native library always does."""
     portable_bits: bool = _computing(False, page="determinism.md#the-same-bits-on-every-processor")
     """Refuse a model whose logits differ from processor to processor, and leave AMX unused: with
     weights of 8 or 4 bits and ``kv_cache_dtype=int8`` they are the same on x86-64 and ARM."""

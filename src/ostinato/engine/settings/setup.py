@@ -5,6 +5,7 @@ the free memory, is split by ``hybrid.pool_sizes``, between states and blocks fi
 """
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -28,6 +29,7 @@ from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.kv.layer_groups import LayerGroups, group_layers
 from ostinato.runner.loading.pretrained import load_tokenizer
 from ostinato.runner.memory import memory_for, num_blocks_for
+from ostinato.runner.memory_share import CudaMemory, MemoryShare
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.runner.portable_bits import check_portable, use_portable_kernels
@@ -70,6 +72,7 @@ def set_up(config: EngineConfig) -> Setup:
     other_tokenizer = _read_tokenizer(config)
     if config.portable_bits:
         use_portable_kernels()
+    share = memory_share(config)
     loaded = load_model(
         config.model,
         config.dtype,
@@ -82,6 +85,7 @@ def set_up(config: EngineConfig) -> Setup:
         config.max_images > 0,
         partial(_set_kv_bytes, config),
         config.weight_cache_bytes,
+        config.same_bits,
     )
     if other_tokenizer is not None:
         loaded = replace(loaded, tokenizer=other_tokenizer)
@@ -89,20 +93,48 @@ def set_up(config: EngineConfig) -> Setup:
     scheduling = config.scheduler(config.longest(limit.num_tokens, limit.reason))
     kv_dtype = _kv_dtype(config, loaded.dtype)
     groups = group_layers(spec, scheduling.max_model_len)
-    sizes = size_pools(config, scheduling, loaded, groups, kv_dtype)
     case = AttentionCase(spec, loaded.dtype, kv_dtype, config.block_size, loaded.device)
     if config.portable_bits:
         check_portable(loaded, config.attention, case)
-    attention = choose_attention(config.attention, case, config.read_once)
+    attention = choose_attention(config.attention, case, config.read_once, config.same_bits)
+
+    def new_runner(blocks: Sequence[int], num_slots: int) -> ModelRunner:
+        return ModelRunner(
+            loaded, blocks, config.block_size, kv_dtype, attention, groups, num_slots
+        )
+
+    memory = config.kv_cache_memory
+    if share is not None:
+        profiled = partial(_with_blocks, new_runner, groups.num_groups)
+        memory = share.kv_bytes(profiled, scheduling, config.block_size)
+        logger.info("keys, values and states get %.2f GiB", memory / 2**30)
+    sizes = size_pools(config, scheduling, loaded, groups, kv_dtype, memory)
     num_slots = 0 if sizes.states is None else sizes.states.num_slots
     blocks = [sizes.num_blocks, *(window.num_blocks for window in sizes.windows)]
-    runner = ModelRunner(loaded, blocks, config.block_size, kv_dtype, attention, groups, num_slots)
+    runner = new_runner(blocks, num_slots)
     if loaded.vision is not None:
         runner.images = ImageStore(loaded.vision, config.mm_encoder_cache_bytes)
     compute_path = ComputePath.of(loaded, config.attention, case)
     gib = loaded.size.num_bytes / 2**30
     logger.info("%s computes in %s; weights take %.2f GiB", loaded.name, compute_path, gib)
     return Setup(loaded, runner, compute_path, sizes, scheduling)
+
+
+def memory_share(config: EngineConfig) -> MemoryShare | None:
+    """Return the share of a device's memory that is set, before a model takes any of it."""
+    if config.gpu_memory_utilization is None:
+        return None
+    return MemoryShare(config.gpu_memory_utilization, CudaMemory(torch.device(config.device)))
+
+
+def _with_blocks(
+    new_runner: Callable[[Sequence[int], int], ModelRunner],
+    num_groups: int,
+    num_blocks: int,
+    num_slots: int,
+) -> ModelRunner:
+    """Make a runner with so many blocks in each group."""
+    return new_runner([num_blocks] * num_groups, num_slots)
 
 
 def _set_kv_bytes(config: EngineConfig, spec: KVSpec, dtype: torch.dtype) -> int:
@@ -125,8 +157,17 @@ def size_pools(
     loaded: LoadedModel,
     groups: LayerGroups,
     dtype: torch.dtype,
+    kv_cache_memory: int | None = None,
 ) -> PoolSizes:
     """Split memory among the groups of a model.
+
+    Args:
+        config: Settings of the engine.
+        scheduling: Those of its scheduler.
+        loaded: The model.
+        groups: Its groups of layers.
+        dtype: Format of keys and values.
+        kv_cache_memory: Bytes for keys, values and states; None is a share of what is free.
 
     Raises:
         ConfigError: Not even one block fits, or not one sequence's window, or not two states.
@@ -136,7 +177,7 @@ def size_pools(
         groups.bytes_per_token(spec, group, dtype) * config.block_size
         for group in range(groups.num_groups)
     ]
-    states = size_states(config, scheduling, loaded, sum(per_block))
+    states = size_states(config, scheduling, loaded, sum(per_block), kv_cache_memory)
     num_slots = 0 if states is None else states.num_slots
     if not any(per_block):  # blocks only list the prefixes of states
         listed = num_slots * TOKENS_PER_CHECKPOINT // config.block_size
@@ -147,7 +188,7 @@ def size_pools(
         max_num_seqs=scheduling.max_num_seqs,
         max_model_len=scheduling.max_model_len,
         num_blocks=config.num_blocks,
-        kv_cache_memory=config.kv_cache_memory,
+        kv_cache_memory=kv_cache_memory,
         reserved_bytes=num_slots * loaded.state_spec.bytes_per_slot,
         mapped_bytes=loaded.mapped_bytes,
         device=loaded.device,
@@ -163,7 +204,11 @@ def size_pools(
 
 
 def size_states(
-    config: EngineConfig, scheduling: SchedulerConfig, loaded: LoadedModel, block_bytes: int
+    config: EngineConfig,
+    scheduling: SchedulerConfig,
+    loaded: LoadedModel,
+    block_bytes: int,
+    kv_cache_memory: int | None = None,
 ) -> StateConfig | None:
     """Return how many states the pool has; None for a model without.
 
@@ -181,7 +226,7 @@ def size_states(
     if requested is not None:
         return StateConfig(requested)
     running = 2 * scheduling.max_num_seqs
-    memory, _ = memory_for(config.kv_cache_memory, loaded.device, loaded.mapped_bytes)
+    memory, _ = memory_for(kv_cache_memory, loaded.device, loaded.mapped_bytes)
     if config.num_blocks is None:
         _, slots = split_states(memory, block_bytes, state_bytes, config.block_size, scheduling)
     else:

@@ -56,7 +56,7 @@ _BY_REASON: Mapping[str, Sequence[tuple[str, tuple[object, ...]]]] = {
         ("eplb_config", ({},)),
         ("disable_nccl_for_dp_synchronization disable_custom_all_reduce", (False, True)),
     ],
-    "nothing is compiled or captured in CUDA graphs": [
+    "nothing is compiled, and which steps are captured in CUDA graphs is decided here": [
         ("enforce_eager", (False, True)),
         ("compilation_config", (0, {})),
         ("optimization_level", (0,)),
@@ -69,9 +69,6 @@ _BY_REASON: Mapping[str, Sequence[tuple[str, tuple[object, ...]]]] = {
         ("moe_backend", ("auto",)),
         ("model_impl", ("auto", "transformers")),
         ("kv_sharing_fast_prefill", (False,)),
-    ],
-    "on a GPU, set kv_cache_memory (bytes) or num_blocks; unset, half of the free memory is used": [
-        ("gpu_memory_utilization", ()),
     ],
     "there is no swap space: blocks of preempted requests stay cached": [
         ("swap_space", (NumberFrom(0),)),

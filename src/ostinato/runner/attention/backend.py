@@ -1,15 +1,16 @@
 """The interface of an attention backend."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ostinato.runner.inputs import AttentionMetadata
+from ostinato.core.plan import SampleTask
+from ostinato.runner.inputs import AttentionMetadata, StepInputs
 from ostinato.runner.kv.kv_store import KVSpec, KVStore
 from ostinato.runner.states.step import LayerStates
 
@@ -124,8 +125,53 @@ class GroupedStep:
         return self.steps[self.of_layer[layer]].attend(layer, queries, keys, values, style)
 
 
+CallsModel: TypeAlias = Callable[..., Tensor]
+"""A ``ModelCall``, which takes ids, positions and rows as tensors, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a whole step gives.
+
+    Attributes:
+        logits: Of ``logit_rows``, shape (num_logit_rows, vocab_size).
+        ids: The id sampled from each of these rows, -1 where none can be; None if they are to be
+            sampled from the logits.
+    """
+
+    logits: Tensor
+    ids: Sequence[int] | None
+
+
+class WholeSteps(Protocol):
+    """Computes whole steps: without images, adapters, states and hidden rows."""
+
+    def run(self, inputs: StepInputs, tasks: Sequence[SampleTask]) -> StepOutput:
+        """Compute a step.
+
+        Args:
+            inputs: The step.
+            tasks: What is sampled from ``sample_rows``, one task per row.
+
+        Effects: writes the step's slots in every layer. The logits are valid until the next call.
+        """
+        ...
+
+
 class AttentionBackend(Protocol):
     """Creates KV stores, and computes attention over them."""
+
+    def whole_steps(
+        self, call: CallsModel, stores: Sequence[KVStore], of_layer: tuple[int, ...]
+    ) -> WholeSteps | None:
+        """Return what computes whole steps; None if the runner calls the model.
+
+        Args:
+            call: Calls the model.
+            stores: Stores from ``new_store``, one per group of layers.
+            of_layer: The group of each layer.
+        """
+        ...
 
     def new_store(
         self,

@@ -65,6 +65,9 @@ class NativeAttention:
             raise ValueError(f"no native store on {device}: it is for CPUs")
         return NativeKVStore(self.native, spec, num_blocks, block_size, dtype, layers)
 
+    def whole_steps(self, *_: object) -> None:
+        """Return None: the runner calls the model; see ``AttentionBackend``."""
+
     def start(self, metadata: AttentionMetadata, store: KVStore) -> "NativeStep":
         """Begin a step; see ``AttentionBackend``."""
         assert isinstance(store, NativeKVStore), "a store of its own"

@@ -98,6 +98,9 @@ class TorchAttention:
         """Make a store; see ``AttentionBackend``."""
         return PlainKVStore(spec, num_blocks, block_size, dtype, device, layers)
 
+    def whole_steps(self, *_: object) -> None:
+        """Return None: the runner calls the model; see ``AttentionBackend``."""
+
     def start(self, metadata: AttentionMetadata, store: KVStore) -> "TorchStep":
         """Begin a step; see ``AttentionBackend``."""
         return TorchStep(metadata, store, self.scratch, self.sharing)

@@ -20,7 +20,6 @@ Files in reading order:
 * ``steps``: keeps programs and computes steps with them
 * ``fused``: computes steps, from ids to logits
 * ``weight_refs``: the weights of a model, packed or plain, and how they are replaced
-* ``select_forward``: chooses the forward for a model
 
 Rules:
 

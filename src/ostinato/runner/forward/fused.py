@@ -6,6 +6,7 @@ products are one pass. ``steps`` runs the program; this adds ids and edits of lo
 """
 
 import ctypes
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +20,29 @@ from ostinato.runner.forward.step_operations import ModuleCalls
 from ostinato.runner.forward.steps import Steps
 from ostinato.runner.heads import HiddenRows
 from ostinato.runner.inputs import Ints
+
+
+class Forward(Protocol):
+    """Computes the steps of a decoder; called like a ``ModelCall``."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """What is computed."""
+        ...
+
+    @property
+    def promises_bits(self) -> bool:
+        """Whether a row has the same bits alone and in any step."""
+        ...
+
+    @property
+    def called(self) -> str:
+        """What is called as a module, and why; empty if nothing is."""
+        ...
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """Return logits, shape (num_rows, vocab_size); arguments as in ``ModelCall``."""
+        ...
 
 
 class FusedForward:

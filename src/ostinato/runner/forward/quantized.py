@@ -285,8 +285,8 @@ class QuantizedWeight(PackedWeight):
         self._memory().put_codes(first, codes.view(torch.uint8))
 
 
-_INT8 = CodeFormat(bits=8, group_size=128)
-_INT4 = CodeFormat(bits=4, group_size=32, has_minima=True)
+INT8 = CodeFormat(bits=8, group_size=128)
+INT4 = CodeFormat(bits=4, group_size=32, has_minima=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -319,7 +319,7 @@ class Quantization:
         weights = [linear.weight.detach() for linear in linears]
         activations = PLAIN if is_head else self.activations
         if self.stored is None:
-            return QuantizedWeight.nearest(weights, _INT8 if is_head else self._format, activations)
+            return QuantizedWeight.nearest(weights, INT8 if is_head else self._format, activations)
         stored = [self.stored.get(id(linear.weight)) for linear in linears]
         rows = [each for each in stored if each is not None]
         if len(rows) < len(linears):
@@ -336,7 +336,7 @@ class Quantization:
 
     @property
     def _format(self) -> CodeFormat:
-        return _INT4 if self.name in ("int4", "w4a8") else _INT8
+        return INT4 if self.name in ("int4", "w4a8") else INT8
 
     def __str__(self) -> str:
         """Name all that the codes depend on, since it is part of the weights' fingerprint."""
@@ -344,8 +344,8 @@ class Quantization:
             parts = [f"codes of the file ({self.name})"]
         else:
             parts = [f"{self._format}"]
-            if self._format != _INT8:
-                parts.append(f"head {_INT8}")
+            if self._format != INT8:
+                parts.append(f"head {INT8}")
         if self.activations.group_size:  # one by token is in the file's name
             parts.append(f"activations {self.activations}")
         return ", ".join(parts)

@@ -31,7 +31,7 @@ from ostinato.runner.forward.embedding_and_rope import AngleLayout
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm, Rope, RopeKind
 
 _NUM_ROWS = 5
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: functional.silu,
     Activation.GELU: functional.gelu,
     Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
@@ -171,7 +171,7 @@ def activation_of(
     if gated is None or not (has_up or projected.shape[1] == width):
         raise Unknown(f"{type(mlp).__name__} is not built of gates and ups")
     gate, up = projected[:, :width], projected[:, width:]
-    for activation, function in _ACTIVATIONS.items():
+    for activation, function in ACTIVATIONS.items():
         opened = function(gate) * up if has_up else function(gate)
         if _is_close(opened, gated[0], dtype):
             return activation, has_up
@@ -369,11 +369,11 @@ def _normed_and_turned(
 
     heads = heads if shape.is_norm_last else normed(heads)
     if angles is not None and shape.rope.kind != RopeKind.NONE:
-        heads = _turn(heads, shape.rope, angles)
+        heads = turn(heads, shape.rope, angles)
     return normed(heads) if shape.is_norm_last else heads
 
 
-def _turn(heads: Tensor, rope: Rope, angles: tuple[Tensor, ...]) -> Tensor:
+def turn(heads: Tensor, rope: Rope, angles: tuple[Tensor, ...]) -> Tensor:
     """Turn heads, shape (num_rows, num_heads, dim)."""
     dtype = heads.dtype
     cosines, sines = (layout_of(a).of_pairs(a[0]).float()[:, None] for a in angles)

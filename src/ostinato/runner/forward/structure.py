@@ -135,6 +135,21 @@ def parse_decoder(
     """
     decoder = _Description(model, styles).decoder()
     settle_frequencies(decoder.rotary)
+    pack_decoder(model, decoder, pack)
+    pack_linears(model, pack)  # those of modules that are called
+    return decoder
+
+
+def describe_decoder(model: "PreTrainedModel", styles: Mapping[int, AttentionStyle]) -> Decoder:
+    """Describe a model for which ``unsupported_reason`` returns None; packs nothing."""
+    return _Description(model, styles).decoder()
+
+
+def pack_decoder(model: "PreTrainedModel", decoder: Decoder, pack: Pack) -> None:
+    """Pack the weights of a decoder's products.
+
+    Effects: replaces the linear layers by packed ones; the model itself keeps working.
+    """
     for projection in decoder.projections():
         projection.pack(pack)
     head, embedding = cast(nn.Linear, model.get_output_embeddings()), decoder.embedding
@@ -143,8 +158,6 @@ def parse_decoder(
     packed = pack([head], True)
     model.lm_head = PackedLinear(head, packed, 0, tied)
     decoder.head.weight = packed
-    pack_linears(model, pack)  # those of modules that are called
-    return decoder
 
 
 class _Description:

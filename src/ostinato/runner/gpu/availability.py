@@ -4,7 +4,9 @@ import os
 from importlib.util import find_spec
 
 import torch
+from torch import nn
 
+from ostinato.runner.experts.mixture import is_experts
 from ostinato.runner.kv.kv_codes import SCALE_BYTES
 from ostinato.runner.kv.kv_store import KVSpec
 
@@ -48,4 +50,13 @@ def why_not_in_triton(spec: KVSpec, dtype: torch.dtype, kv_dtype: torch.dtype) -
                 f"layer {layer} has heads of {dims[0]} and {dims[1]} elements, and with "
                 f"kv_cache_dtype=int8 they must be multiples of {SCALE_BYTES}: set kv_cache_dtype"
             )
+    return None
+
+
+def why_not_on_device(model: nn.Module, quantization: str | None) -> str | None:
+    """Return why the fused forward of a device cannot compute a model; None if it can."""
+    if quantization not in (None, "int8", "int4"):
+        return f"activations are not quantized on a GPU (quantization={quantization!r})"
+    if quantization is not None and any(is_experts(module) for module in model.modules()):
+        return "experts are not quantized on a GPU"
     return None

@@ -1,6 +1,6 @@
 """Kernels in Triton: one source for NVIDIA and AMD; on a CPU, Triton's interpreter runs it.
 
-Nothing else imports Triton, and this file is imported at the first step. One program of ``attend``
+Triton is imported with this file, at the first step. One program of ``attend``
 computes a part of a plan (``read_parts``) for one head of keys: the rows of its tokens and of the
 query heads that share these keys are one operand of a matrix product::
 
@@ -146,7 +146,7 @@ def attend(
         if partial < 0:  # else they count when partial results are merged
             peak = tl.load(sinks + head, mask=real, other=0.0) * LOG2_E
             weight = tl.full([ROWS], 1.0, tl.float32)
-    step = end - first if SECTION == 0 else SECTION
+    step = tl.maximum(end - first, 1) if SECTION == 0 else SECTION  # padding has no keys
     for low in range(first, end, step):
         log_sum, mean = _sum_keys(
             query, position, low, tl.minimum(low + step, end), kv_head, table, blocks,
@@ -176,7 +176,8 @@ def merge(
     """Merge the partial results of one row and some heads; grid (num_merges, head tiles)."""
     row, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     first, end = tl.load(starts + row), tl.load(starts + row + 1)
-    dims, real = tl.arange(0, VALUE_PAD), head < num_heads
+    token = tl.load(tokens + row + 0 * head).to(tl.int64)
+    dims, real = tl.arange(0, VALUE_PAD), (head < num_heads) & (token >= 0)  # padding has no row
     written = real[:, None] & (dims < VALUE_DIM)[None, :]
     peak = tl.full([HEADS], LOWEST, tl.float32)
     weight = tl.zeros([HEADS], tl.float32)
@@ -190,7 +191,7 @@ def merge(
         values = means + place[:, None] * VALUE_DIM + dims[None, :]
         mean = tl.load(values, mask=written, other=0.0)
         peak, weight, total = _merge(peak, weight, total, log_sum, mean)
-    place = tl.load(tokens + row).to(tl.int64) * num_heads + head
+    place = token * num_heads + head
     mean = (total / _no_zero(weight)[:, None]).to(output.dtype.element_ty)
     tl.store(output + place[:, None] * VALUE_DIM + dims[None, :], mean, mask=written)
 
@@ -204,8 +205,9 @@ def store(
     """Write new keys or values of one head into slots; grid (token tiles, HEADS)."""
     token, head = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.program_id(1)
     dims, real = tl.arange(0, PAD), token < num_tokens
+    slot = tl.load(slots + token, mask=real, other=-1).to(tl.int64)
+    real = slot >= 0  # padding rows have none
     inside = real[:, None] & (dims < DIM)[None, :]
-    slot = tl.load(slots + token, mask=real, other=0).to(tl.int64)
     place = (slot * HEADS + head) * ROW
     source = (token.to(tl.int64) * row_token + head * row_head)[:, None] + dims[None, :]
     target = kept + place[:, None] + dims[None, :]

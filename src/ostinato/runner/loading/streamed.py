@@ -31,7 +31,6 @@ from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain, why_unpacked
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
-from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.forward.structure import parse_decoder
 from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.kv.kv_store import KVSpec
@@ -53,6 +52,7 @@ from ostinato.runner.native.angles import settle_frequencies
 from ostinato.runner.native.packed import PackedWeight, required_library
 from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
 from ostinato.runner.quantization import quantization_settings
+from ostinato.runner.select_forward import ChosenForward, choose_forward
 from ostinato.runner.settings import AttentionName, ForwardName
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class LoadSettings:
         activations: What rows become before they are multiplied with the checkpoint's own codes.
         kv_bytes: Bytes that settings ask for keys and values.
         name: The model's name, for progress.
+        same_bits: Whether a row must have the same bits alone and in any step.
     """
 
     path: Path
@@ -108,6 +109,7 @@ class LoadSettings:
     activations: Activations
     kv_bytes: KVBytes
     name: str
+    same_bits: bool = False
 
 
 class PackingRecorder(Protocol):

@@ -19,7 +19,7 @@ from ostinato.runner.sampling.logprobs import are_distributions, rows_at_once, t
 from ostinato.runner.sampling.truncation import truncate
 from ostinato.runner.token_lists import TokenLists
 
-_NONE = -1
+NONE = -1
 """The token of a row from which none can be sampled."""
 
 
@@ -49,7 +49,7 @@ def argmax(scores: Tensor) -> list[int]:
     if scores.device.type == "cpu":
         return _argmax_by_numpy(scores)
     best = scores.argmax(-1, keepdim=True)
-    return torch.where(scores.gather(1, best).isfinite(), best, _NONE)[:, 0].tolist()
+    return torch.where(scores.gather(1, best).isfinite(), best, NONE)[:, 0].tolist()
 
 
 def _argmax_by_numpy(scores: Tensor) -> list[int]:
@@ -57,14 +57,14 @@ def _argmax_by_numpy(scores: Tensor) -> list[int]:
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).numpy()
     best = wide.argmax(-1)  # of a NaN, if there is one, as with torch
     highest = np.take_along_axis(wide, best[:, None], -1)[:, 0]
-    ids: list[int] = np.where(np.isfinite(highest), best, _NONE).tolist()
+    ids: list[int] = np.where(np.isfinite(highest), best, NONE).tolist()
     return ids
 
 
 def _choose(
     scores: Tensor, tasks: Sequence[SampleTask], numbers: Sequence[Sequence[float]]
 ) -> list[list[int]]:
-    """Return one id per row and seed, ``_NONE`` where a row has no distribution."""
+    """Return one id per row and seed, ``NONE`` where a row has no distribution."""
     ids: list[list[int]] = [[] for _ in tasks]
     greedy = [row for row, task in enumerate(tasks) if task.params.greedy]
     random = [row for row, task in enumerate(tasks) if not task.params.greedy]
@@ -100,28 +100,48 @@ def _draw(
     Returns:
         Ids, shape (num_rows, most numbers of a row): one per number, then padding.
     """
-    masses = _masses(scores, params)
+    min_p = [p.min_p for p in params]
+    masses = token_masses(
+        scores,
+        _column([p.temperature for p in params], scores),
+        _column(min_p, scores) if any(p > 0.0 for p in min_p) else None,
+    )
     truncate(scores, masses, params)
+    ids = draw_ids(masses, _padded(numbers, scores))
+    sound = scores.amax(-1, keepdim=True).isfinite()
+    return torch.where(sound, ids, NONE).tolist()
+
+
+def draw_ids(masses: Tensor, numbers: Tensor) -> Tensor:
+    """Draw ids by inverse CDF.
+
+    Args:
+        masses: Weight of each token, int64, shape (num_rows, vocab).
+        numbers: Uniform random numbers, float64, shape (num_rows, num_samples).
+
+    Returns:
+        Shape (num_rows, num_samples), int64.
+    """
     up_to = masses.cumsum(-1)  # (num_rows, vocab)
-    totals = up_to[:, -1:]
     # Always below the total: as a float64 it is rounded by half an ulp at most, and the largest
     # uniform, 1 - 2**-53, takes a whole one off.
-    targets = (_padded(numbers, scores) * totals).long()
-    ids = torch.searchsorted(up_to, targets, right=True)  # first id with up_to > target
-    sound = scores.amax(-1, keepdim=True).isfinite()
-    return torch.where(sound, ids, _NONE).tolist()
+    targets = (numbers * up_to[:, -1:]).long()
+    return torch.searchsorted(up_to, targets, right=True)  # first id with up_to > target
 
 
-def _masses(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def token_masses(scores: Tensor, temperatures: Tensor, min_p: Tensor | None) -> Tensor:
     """Return the weight of each token after temperature and ``min_p``, int64, shaped as ``scores``.
 
     The weight of the most likely token is a power of two such that a row's sum is below 2**62.
+
+    Args:
+        scores: Edited logits, shape (num_rows, vocab).
+        temperatures: Above 0, float64, shape (num_rows, 1).
+        min_p: Likewise, from 0 on; None where no row sets it.
     """
-    temperatures = _column([p.temperature for p in params], scores)
     best = scores.amax(-1, keepdim=True).double()
     weights = scores.to(torch.float64, copy=True).sub_(best).div_(temperatures).exp_()  # at most 1
-    min_p = _column([p.min_p for p in params], scores)
-    if any(p.min_p > 0.0 for p in params):
+    if min_p is not None:
         weights.masked_fill_(weights < min_p, 0.0)
     scale = 2.0 ** (62 - scores.shape[1].bit_length())
     return weights.mul_(scale).long()
@@ -147,7 +167,7 @@ def _logprobs(
     rows = [
         row
         for row, task in enumerate(tasks)
-        if task.params.logprobs is not None and _NONE not in ids[row]
+        if task.params.logprobs is not None and NONE not in ids[row]
     ]
     if not rows:
         return logprobs

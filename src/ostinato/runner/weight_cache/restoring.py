@@ -17,7 +17,6 @@ from ostinato.runner.forward.decoder import Decoder, Mixture
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import Pack
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight, StoredRows
-from ostinato.runner.forward.select_forward import ChosenForward
 from ostinato.runner.loading.load_memory import STEP_BYTES, gib
 from ostinato.runner.loading.pretrained import quiet
 from ostinato.runner.loading.skeleton import build_skeleton
@@ -32,6 +31,7 @@ from ostinato.runner.memory import available_bytes
 from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.native.packed import PackedWeight, required_library
 from ostinato.runner.probe import Probed
+from ostinato.runner.select_forward import ChosenForward
 from ostinato.runner.weight_cache.decoder_record import decoder_of, decoder_record
 from ostinato.runner.weight_cache.entry import Entry, Record
 from ostinato.runner.weight_cache.facts import probed_of, probed_record

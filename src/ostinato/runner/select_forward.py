@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ostinato.errors import ConfigError, UnsupportedModel
+from ostinato.runner.attention_choice import on_device
 from ostinato.runner.experts.mixture import why_modules
-from ostinato.runner.forward.fused import FusedForward
+from ostinato.runner.forward.fused import Forward, FusedForward
 from ostinato.runner.forward.ops import DTYPES
 from ostinato.runner.forward.packing import (
     pack_linears,
@@ -28,7 +29,15 @@ from ostinato.runner.forward.packing import (
     why_unpacked,
 )
 from ostinato.runner.forward.quantized import Quantization, unstack
-from ostinato.runner.forward.structure import parse_decoder, unsupported_reason
+from ostinato.runner.forward.structure import (
+    describe_decoder,
+    pack_decoder,
+    parse_decoder,
+    unsupported_reason,
+)
+from ostinato.runner.gpu.availability import why_not_on_device
+from ostinato.runner.gpu.device_forward import DeviceForward, buffers_on_cpu
+from ostinato.runner.gpu.device_weights import DevicePack
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.packed import required_library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
@@ -58,7 +67,7 @@ class ChosenForward:
 
     name: str
     reason: str = ""
-    fused: FusedForward | None = None
+    fused: Forward | None = None
 
 
 def choose_forward(
@@ -67,6 +76,7 @@ def choose_forward(
     probed: Probed,
     forward: ForwardName,
     quantization: Quantization | None = None,
+    same_bits: bool = False,
 ) -> ChosenForward:
     """Make a model as fast as possible without changing its results.
 
@@ -76,13 +86,16 @@ def choose_forward(
         probed: The probe's result with plain modules.
         forward: The setting ``forward``.
         quantization: How weights are quantized; None leaves them as they are.
+        same_bits: Whether a device other than a CPU must give a row the same bits in any step.
 
     Raises:
-        ConfigError: Quantized weights are requested, and not supported here.
+        ConfigError: Quantized weights or the same bits are requested, and not supported here.
         UnsupportedModel: Likewise, because of the model.
 
     Effects: may replace linear layers of the model.
     """
+    if on_device(probed.attention, model.device) and (quantization or forward != "plain"):
+        return _choose_on_device(model, call, probed, quantization, same_bits)
     if quantization is not None:
         _check_quantizable(model, quantization)
     elif forward == "plain":
@@ -111,6 +124,40 @@ def choose_forward(
         return ChosenForward("packed", reason)
     unpack_linears(model)
     return ChosenForward("plain", f"{reason}; packed, {different}")
+
+
+def _choose_on_device(
+    model: "PreTrainedModel",
+    call: ModelCall,
+    probed: Probed,
+    quantization: Quantization | None,
+    same_bits: bool,
+) -> ChosenForward:
+    """Fuse a model whose steps a device computes; see ``gpu.device_forward``."""
+    name = None if quantization is None else quantization.name
+    if quantization is not None and quantization.activations.bits and name in ("int8", "int4"):
+        name = f"{name} with activation_dtype='int8'"  # refused as w8a8 is
+    with buffers_on_cpu(model):
+        reason = _why_unfused(model, probed) or why_not_on_device(model, name)
+        decoder = None if reason else describe_decoder(model, probed.styles_by_layer)
+    if decoder is not None:
+        with torch.no_grad():
+            pack_decoder(model, decoder, DevicePack(name, same_bits))
+        fused = DeviceForward(decoder, call, same_bits)
+        if quantization is not None:
+            probed = _probed_again(model, call, probed, quantization)
+        if same_bits and not fused.promises_bits:
+            raise ConfigError(f"same_bits=True: {fused.called}: set same_bits=False")
+        if (different := _difference(model, probed, fused)) is None:
+            return ChosenForward("fused", fused.called, fused)
+        reason = f"fused, {different}"
+        unpack_linears(model)
+    for setting, value in (("quantization", name), ("same_bits", same_bits)):
+        if value:
+            raise ConfigError(
+                f"{setting}={value!r} needs the fused forward, and {reason}: unset it"
+            )
+    return ChosenForward("plain", str(reason))
 
 
 def _probed_again(
