@@ -18,6 +18,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -34,6 +35,9 @@ from ostinato.runner.loading import load_memory
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.library import current_isa, library
+
+_APART = ("name", "revision", "kv_bytes", "weight_cache_bytes")
+"""Arguments of ``load_model`` that are looked at by themselves, or do not change the model."""
 
 MAX_BYTES = 2**25
 """Weights of the largest model that is kept."""
@@ -82,12 +86,11 @@ class ModelPool:
 
     def load(self, name: Any, *arguments: Any) -> LoadedModel:
         """Lend a model, or load one."""
-        *computing, images, kv_bytes, _ = arguments
-        revision = computing.pop(4)
-        assert callable(kv_bytes), "the arguments of load_model have changed"
+        given = signature(load_model).bind(name, *arguments).arguments
+        revision, kv_bytes = given["revision"], given["kv_bytes"]
         if revision is not None:
             return load_model(name, *arguments)
-        key = _key(name, (*computing, images))
+        key = _key(name, tuple(v for k, v in given.items() if k not in _APART))
         entry = self._unchanged(key)
         if entry and kv_bytes(entry.loaded.kv_spec, entry.loaded.dtype) > MAX_KV_BYTES:
             entry = None  # to load it may be refused
