@@ -1,10 +1,7 @@
 """``ostinato chat``, as a user sees it, and what the engine does meanwhile."""
 
-import json
 import re
-import shutil
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -166,37 +163,13 @@ def out_of_memory(runner: ModelRunner, plan: StepPlan) -> StepResult:
     raise MemoryError("no room")
 
 
-class TestTemplates:
-    """Models whose tokenizer has no chat template."""
-
-    @pytest.fixture
-    def plain_model(self, tmp_path: Path) -> str:
-        """The embedded model without its template."""
-        source = Path(str(resources.files("ostinato.models"))) / "tiny-shakespeare"
-        model = Path(shutil.copytree(source, tmp_path / "plain"))
-        config = json.loads((model / "tokenizer_config.json").read_text())
-        del config["chat_template"]
-        (model / "tokenizer_config.json").write_text(json.dumps(config))
-        return str(model)
-
-    def test_without_one_the_error_says_what_is_missing(self, terminal: Terminal, plain_model: str):
-        result = terminal.run("chat", "--model", plain_model, *FEW, stdin="What news?\n")
-
-        assert "no chat template" in result.stderr
-        assert "chat_template" in result.stderr
-
-    def test_one_can_be_given_as_a_file(self, terminal: Terminal, plain_model: str, tmp_path: Path):
-        template = tmp_path / "chat.jinja"
-        template.write_text("{% for message in messages %}{{ message.content }}! {% endfor %}")
-        options = ("--model", plain_model, "--chat-template", str(template))
-        result = terminal.run("chat", *options, *FEW, stdin="What news?\n")
-
-        assert costs(result.stderr) == [(len("What news?! "), 0, 12)]
-
-    def test_a_file_that_is_not_there_is_refused(self, terminal: Terminal):
-        line = terminal.refuse("chat", "--chat-template", "nothing.jinja")
-
-        assert "chat_template='nothing.jinja'" in line
+def test_a_chat_template_can_be_given_as_a_file(terminal: Terminal, tmp_path: Path):
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}! {% endfor %}")
+    result = terminal.run("chat", "--chat-template", str(template), *FEW, stdin="What news?\n")
+    assert costs(result.stderr) == [(len("What news?! "), 0, 12)]
+    line = terminal.refuse("chat", "--chat-template", "nothing.jinja")
+    assert "chat_template='nothing.jinja'" in line
 
 
 def test_an_option_out_of_range_is_refused_in_one_line(terminal: Terminal):

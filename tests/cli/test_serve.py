@@ -96,10 +96,6 @@ def test_an_address_in_use_is_refused_before_a_model_is_loaded(terminal: Termina
     assert "--port 0" in line
 
 
-def test_a_wrong_setting_of_the_engine_is_refused_by_name(terminal: Terminal):
-    assert "order='best'" in terminal.refuse("serve", "--order", "best", "--port", "0")
-
-
 def answer_bard(state: ServerState, *_: object) -> None:
     """Ask a server for its models, without its key and with it."""
     with serving(state) as url, httpx.Client(base_url=url) as http:

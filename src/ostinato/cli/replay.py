@@ -16,7 +16,10 @@ from ostinato.engine.requests.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from ostinato import LLM, AsyncLLM, RequestOutput
 
-_SETTINGS = ("dtype", "quantization", "kv_cache_dtype", "attention", "forward", "portable_bits")
+_SETTINGS = (
+    *("dtype", "quantization", "activation_dtype", "kv_cache_dtype"),
+    *("attention", "forward", "portable_bits"),
+)
 """Settings of an engine that tokens depend on."""
 
 
