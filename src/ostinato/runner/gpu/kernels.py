@@ -146,7 +146,7 @@ def attend(
         if partial < 0:  # else they count when partial results are merged
             peak = tl.load(sinks + head, mask=real, other=0.0) * LOG2_E
             weight = tl.full([ROWS], 1.0, tl.float32)
-    step = tl.maximum(end - first, 1) if SECTION == 0 else SECTION  # padding has no keys
+    step = end - first if SECTION == 0 else SECTION
     for low in range(first, end, step):
         log_sum, mean = _sum_keys(
             query, position, low, tl.minimum(low + step, end), kv_head, table, blocks,

@@ -1,7 +1,8 @@
 """Pads decodes to few sizes, so that few captured steps serve all batches.
 
-Padding rows have slot -1, which is not written, and parts without keys, whose result is zero.
-Padding parts have no rows, and padding merges no row: their programs end at once.
+Padding rows have slot -1, which is not written, and position -1: their parts have one key, the
+first of the step, which they do not see, so that their result is zero. Padding parts have no rows,
+and padding merges no row.
 """
 
 import numpy as np
@@ -34,8 +35,8 @@ def pad_parts(parts: ReadParts, limits: PartLimits, num_rows: int) -> ReadParts:
     """Pad a plan of decodes to ``num_rows`` rows, and its tables to their sizes."""
     real, per_tile = len(parts.tokens), limits.narrow_rows // limits.group
     firsts = np.arange(real, num_rows, per_tile)
-    empty = np.zeros((len(firsts), PART_FIELDS), dtype=np.int32)
-    empty[:, 0], empty[:, 1], empty[:, 5] = firsts, np.minimum(per_tile, num_rows - firsts), -1
+    empty = _padding_parts(len(firsts))
+    empty[:, 0], empty[:, 1] = firsts, np.minimum(per_tile, num_rows - firsts)
     num_merges = padded_size(len(parts.merge_tokens))
     starts = parts.merge_starts
     return ReadParts(
@@ -43,7 +44,7 @@ def pad_parts(parts: ReadParts, limits: PartLimits, num_rows: int) -> ReadParts:
         parts.keys_fetched,
         parts.keys_issued,
         np.append(parts.tokens, np.arange(real, num_rows, dtype=np.int32)),
-        _filled(parts.positions, num_rows, 0),
+        _filled(parts.positions, num_rows, _NO_ROW),
         _with_no_rows(np.concatenate((parts.narrow, empty))),
         _with_no_rows(parts.wide),
         _filled(parts.merge_tokens, num_merges, _NO_ROW),
@@ -53,10 +54,14 @@ def pad_parts(parts: ReadParts, limits: PartLimits, num_rows: int) -> ReadParts:
 
 
 def _with_no_rows(parts: Ints32) -> Ints32:
-    missing = padded_size(len(parts)) - len(parts)
-    filler = np.zeros((missing, PART_FIELDS), dtype=np.int32)
-    filler[:, 5] = -1
-    return np.concatenate((parts, filler))
+    return np.concatenate((parts, _padding_parts(padded_size(len(parts)) - len(parts))))
+
+
+def _padding_parts(count: int) -> Ints32:
+    """Return parts of no rows, the first key, and no partial result."""
+    parts = np.zeros((count, PART_FIELDS), dtype=np.int32)
+    parts[:, 4], parts[:, 5] = 1, -1
+    return parts
 
 
 def _filled(array: Ints32, size: int, value: int) -> Ints32:
