@@ -10,6 +10,7 @@ Imported by the ``conftest.py`` of each room that runs engines.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -27,9 +28,8 @@ _load_facts = cache(load_model)
 
 def load_once(*arguments: Any) -> LoadedModel:
     """Load a model once, however many tokens of keys and values are to fit beside it."""
-    *facts, kv_bytes, weight_cache_bytes = arguments
-    assert callable(kv_bytes), "the arguments of load_model have changed"
-    return _load_facts(*facts, weight_cache_bytes=weight_cache_bytes)
+    given = signature(load_model).bind(*arguments).arguments
+    return _load_facts(**{name: value for name, value in given.items() if name != "kv_bytes"})
 
 
 @pytest.fixture
