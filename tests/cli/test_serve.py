@@ -67,8 +67,8 @@ def test_it_serves_this_machine_alone_drains_when_it_is_told_to_end_and_hits_aft
         state.llm.shutdown()
 
     with mock.patch("ostinato.server.lifecycle.run_server", side_effect=hit):
-        done = terminal.run("serve", MODEL, *options, "--port", "0")
-    assert done.exit_code == 0, done.output
+        ended = terminal.run("serve", MODEL, *options, "--port", "0")
+    assert ended.exit_code == 0, ended.output
 
 
 def continued(http: httpx.Client) -> tuple[str, dict[str, int]]:
