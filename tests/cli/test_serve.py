@@ -106,7 +106,7 @@ def answer_bard(state: ServerState, *_: object) -> None:
 
 
 def test_vllms_options_name_the_model_and_its_one_key(terminal: Terminal):
-    """``--gpu-memory-utilization`` means nothing on a CPU."""
+    """``--gpu-memory-utilization`` means nothing on a CPU, but must be a share."""
     options = ["--served-model-name", "bard", "--api-key", "sesame", "--num-blocks", "16"]
     options += ["--gpu-memory-utilization", "0.9", "--port", "0"]
     with mock.patch("ostinato.server.lifecycle.run_server", side_effect=answer_bard):
@@ -114,4 +114,4 @@ def test_vllms_options_name_the_model_and_its_one_key(terminal: Terminal):
     assert done.exit_code == 0, done.output
     assert "--api-key" in terminal.refuse("serve", "--api-key", "a", "--keys-file", "keys.json")
     refused = terminal.refuse("serve", "--gpu-memory-utilization", "90", "--port", "0")
-    assert "set kv_cache_memory (bytes) or num_blocks" in refused
+    assert "gpu_memory_utilization=90.0: must be a share, such as 0.9" in refused
