@@ -35,8 +35,8 @@ _TEXT_METHODS = (
 
 LARGE_GGUF_BYTES = 2**30
 """Bytes of a GGUF file from which ``auto`` is bfloat16, and 8 bits for activations: a step of a
-large model takes a third of the time, and keys and values half as much memory; a small one is quick
-in float32."""
+large model takes less than half of the time, and keys and values half as much memory; a small one
+is quick in float32."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
