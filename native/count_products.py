@@ -49,5 +49,5 @@ def rates_of(file: Path) -> dict[str, tuple[float, float]]:
 
 if __name__ == "__main__":
     for path in map(Path, sys.argv[1:]):
-        for name, (fewest, most) in rates_of(path).items():
-            print(f"{path.parent.parent.stem:20} {name:8} {fewest:5.1f} .. {most:4.1f}")
+        for name, (lowest, highest) in rates_of(path).items():
+            print(f"{path.parent.parent.stem:20} {name:8} {lowest:5.1f} .. {highest:4.1f}")
