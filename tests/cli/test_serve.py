@@ -114,4 +114,4 @@ def test_vllms_options_name_the_model_and_its_one_key(terminal: Terminal):
     assert done.exit_code == 0, done.output
     assert "--api-key" in terminal.refuse("serve", "--api-key", "a", "--keys-file", "keys.json")
     refused = terminal.refuse("serve", "--gpu-memory-utilization", "90", "--port", "0")
-    assert "gpu_memory_utilization=90.0: must be a share, such as 0.9" in refused
+    assert "gpu_memory_utilization=90.0: must be a share above 0 and up to 1" in refused

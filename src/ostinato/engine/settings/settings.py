@@ -86,7 +86,11 @@ class EngineSettings:
     """Memory for keys, values and states, such as ``512MiB`` or ``4GB``; else half of the free
     memory, or less if the sequences cannot use it."""
     gpu_memory_utilization: float | None = _model(
-        None, above=0, maximum=1, page="gpu.md#memory", kind="a share, such as 0.9"
+        None,
+        above=0,
+        maximum=1,
+        page="gpu.md#memory",
+        kind="a share above 0 and up to 1, such as 0.9",
     )
     """Share of a GPU's memory for weights, activations, keys and values, as in vLLM, in place of
     ``kv_cache_memory``; the largest step is measured. On a CPU it means nothing."""

@@ -27,22 +27,32 @@ def _rounded(values, like):
 
 
 @triton.jit
-def _normed(
-    row, inside, width, weight, bias, places, epsilon, offset, like,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_CENTERED: tl.constexpr,
-    IS_ROUNDED: tl.constexpr,
+def _weighed(
+    row, inside, weight, bias, places, offset, like,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_ROUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Return a normed row, float32; ``places`` are those of its weights."""
-    if IS_CENTERED:
-        row = tl.where(inside, row - tl.sum(row, 0) / width, 0.0)
-    row = row * tl.rsqrt(tl.sum(row * row, 0) / width + epsilon)
+    """Multiply normed numbers by their weights, and round."""
     if IS_ROUNDED:
         row = _rounded(row, like)
     if HAS_WEIGHT:
         row *= tl.load(weight + places, mask=inside, other=0.0).to(tl.float32) + offset
     if HAS_BIAS:
         row += tl.load(bias + places, mask=inside, other=0.0).to(tl.float32)
-    return row
+    return _rounded(row, like)
+
+
+@triton.jit
+def _normed(
+    row, inside, width, weight, bias, places, epsilon, offset, like,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_CENTERED: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
+):  # fmt: skip
+    """Return a normed row, rounded, as float32; ``places`` are those of its weights."""
+    if IS_CENTERED:
+        row = tl.where(inside, row - tl.sum(row, 0) / width, 0.0)
+    row = row * tl.rsqrt(tl.sum(row * row, 0) / width + epsilon)
+    return _weighed(row, inside, weight, bias, places, offset, like, HAS_WEIGHT, HAS_BIAS,
+                    IS_ROUNDED)  # fmt: skip
 
 
 @triton.jit
@@ -128,21 +138,6 @@ def turn_heads(
         )  # fmt: skip
     place = (number * NUM_HEADS + head) * DIM
     tl.store(output + place + dims, row.to(output.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _weighed(
-    row, inside, weight, bias, places, offset, like,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_ROUNDED: tl.constexpr,
-):  # fmt: skip
-    """Multiply normed numbers by their weights, and round."""
-    if IS_ROUNDED:
-        row = _rounded(row, like)
-    if HAS_WEIGHT:
-        row *= tl.load(weight + places, mask=inside, other=0.0).to(tl.float32) + offset
-    if HAS_BIAS:
-        row += tl.load(bias + places, mask=inside, other=0.0).to(tl.float32)
-    return _rounded(row, like)
 
 
 @triton.jit
