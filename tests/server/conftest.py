@@ -12,7 +12,7 @@ from ostinato.engine.requests.prompts import PromptDict, PromptInput
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.model_pool import pooled_models, use_pool
-from tests.support.servers import await_idle, serving
+from tests.support.servers import await_idle_server, serving
 
 __all__ = ["pooled_models", "use_pool"]
 
@@ -36,8 +36,7 @@ def shared_url(shared_state: ServerState) -> Iterator[str]:
 def state(shared_state: ServerState) -> Iterator[ServerState]:
     """Lend the server's state; whatever a test did, nothing is left running (law 9)."""
     yield shared_state
-    await_idle(shared_state.llm)
-    assert shared_state.num_live == 0, "the server counts unfinished requests"
+    await_idle_server(shared_state)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.server.keyed import MODEL, Keyed, keyed_server
-from tests.support.servers import await_idle
+from tests.support.servers import await_idle_server
 
 PROMPT = "To be, or not to be, that is the question:"
 
@@ -18,8 +18,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     tenants: dict[str, Any] = {"one": {}, "poor": {"tokens_per_minute": 60}}
     with keyed_server(tmp_path_factory.mktemp("keys"), tenants) as server:
         yield server
-        await_idle(server.state.llm)
-        assert server.state.num_live == 0
+        await_idle_server(server.state)
 
 
 def ask(served: Keyed, tenant: str = "one", **fields: Any) -> httpx.Response:
@@ -111,8 +110,7 @@ def test_a_client_that_goes_away_ends_its_beams(served: Keyed):
         body |= {"use_beam_search": True, "n": 8}
         client.post("/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.3))
 
-    await_idle(served.state.llm)
-    assert served.state.num_live == 0
+    await_idle_server(served.state)
 
 
 def test_metrics_say_what_beams_cost_and_what_each_route_hit(served: Keyed):

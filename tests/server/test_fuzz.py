@@ -21,7 +21,7 @@ from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.server.keyed import keyed_server
-from tests.support.servers import await_idle, serving
+from tests.support.servers import await_idle_server, serving
 
 MODEL = "tiny-shakespeare"
 CHECKS: Any = [
@@ -55,8 +55,7 @@ def fuzz(state: ServerState, max_examples: int) -> Counter[int]:
             operation = found.ok()
             for mode in MODES if _can_be_wrong(operation) else MODES[:1]:
                 _fuzz(operation, mode, max_examples, statuses)
-        await_idle(state.llm)
-    assert state.num_live == 0
+        await_idle_server(state)
     return statuses
 
 

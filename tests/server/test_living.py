@@ -17,7 +17,13 @@ from ostinato.server.state import ServerState
 from ostinato.server.telemetry.observer import ServedRequest
 from ostinato.tenants.terms import LeaseId
 from tests.engine.faults import sabotage
-from tests.support.servers import ServerThread, await_idle, events_of, serving
+from tests.support.servers import (
+    ServerThread,
+    await_idle,
+    await_idle_server,
+    events_of,
+    serving,
+)
 from tests.support.waiting import held_up, wait_until
 
 MODEL = "tiny-shakespeare"
@@ -70,7 +76,7 @@ def test_who_goes_away_takes_the_request_along(http: httpx.Client, state: Server
         with pytest.raises(httpx.ReadTimeout):
             http.post("/v1/completions", json=call, timeout=0.2)
         before = state.llm.engine.scheduler_stats.computed_output_tokens
-    wait_until(lambda: not state.llm.engine.has_work)
+    await_idle_server(state)
 
     assert state.llm.engine.scheduler_stats.computed_output_tokens - before < 900
     assert state.llm.engine.cache.manager.pool.num_free == free

@@ -10,7 +10,7 @@ from ostinato.server.access.callers import ANONYMOUS
 from ostinato.server.errors import ApiError
 from ostinato.server.telemetry.observer import Observer, ServedRequest
 from tests.server.keyed import MODEL, Keyed, keyed_server
-from tests.support.servers import await_idle
+from tests.support.servers import await_idle, await_idle_server
 from tests.support.waiting import wait_until
 
 TEXTS = [f"text number {number}" for number in range(10, 22)]
@@ -53,8 +53,7 @@ def places(served: Keyed) -> Iterator[Places]:
     served.state.observers.append(observer)
     yield observer
     served.state.observers.remove(observer)
-    await_idle(served.state.llm)
-    assert served.state.num_live == 0
+    await_idle_server(served.state)
 
 
 def embed(served: Keyed, tenant: str, texts: list) -> httpx.Response:

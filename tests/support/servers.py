@@ -72,6 +72,15 @@ def await_idle(llm: AsyncLLM) -> None:
     assert_idle(llm.engine)
 
 
+def await_idle_server(state: ServerState) -> None:
+    """Wait until a server counts no unfinished request and its engine is idle (law 9).
+
+    A client that goes away leaves its request behind: it may even start only after its client left.
+    """
+    wait_until(lambda: state.num_live == 0)
+    await_idle(state.llm)
+
+
 def events_of(response: httpx.Response) -> Iterator[str]:
     """Yield what each server-sent event of a response holds."""
     for line in response.iter_lines():

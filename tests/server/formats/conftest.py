@@ -17,7 +17,7 @@ from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.checkpoints import make_config, make_tokenizer, save_checkpoint
-from tests.support.servers import await_idle, serving
+from tests.support.servers import await_idle_server, serving
 
 PLAIN_TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
@@ -96,8 +96,7 @@ def url(scribe: tuple[str, ServerState]) -> Iterator[str]:
     """Return the address of the first; nothing is left running or leased (law 9)."""
     yield scribe[0]
     asyncio.run(scribe[1].llm.reset_prefix_cache(preempt_running=True))
-    await_idle(scribe[1].llm)
-    assert scribe[1].num_live == 0
+    await_idle_server(scribe[1])
 
 
 def says(text: str, **more: Any) -> dict[str, Any]:
