@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.engine.requests.prompts import whole_characters
 from ostinato.engine.requests.request_validation import refuse_long_text
 from ostinato.engine.scoring.pooling_params import PoolingParams
 from ostinato.engine.scoring.templates import INSTRUCTION, PairTemplate
@@ -21,6 +22,15 @@ class Query:
 
     text: str
     instruction: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the texts.
+
+        Raises:
+            RequestError: One is no text, or holds half of a character.
+        """
+        for name, text in (("query", self.text), ("instruction", self.instruction or "")):
+            whole_characters(name, text)
 
 
 class PairTokenizer:
