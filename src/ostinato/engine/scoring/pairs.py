@@ -27,10 +27,9 @@ class Query:
         """Check the texts.
 
         Raises:
-            RequestError: One is no text, or holds half of a character.
+            RequestError: The instruction is no text, or holds half of a character.
         """
-        for name, text in (("query", self.text), ("instruction", self.instruction or "")):
-            whole_characters(name, text)
+        whole_characters("instruction", self.instruction or "")
 
 
 class PairTokenizer:
@@ -80,12 +79,9 @@ class PairTokenizer:
         return array("I", ids)
 
     def _pair_ids(self, query: Query, document: str) -> list[int]:
-        tokenizer = self._tokenizer
-        if self._template is None:
-            text = query.text if query.instruction is None else f"{query.instruction}{query.text}"
-            ids: list[int] = tokenizer(text, document, verbose=False)["input_ids"]
-            return ids
-        instruction = INSTRUCTION if query.instruction is None else query.instruction
-        written = self._template.write(query.text, document, instruction)
-        ids = tokenizer(written, verbose=False)["input_ids"]
+        texts: tuple[str, ...] = f"{query.instruction or ''}{query.text}", document
+        if self._template is not None:
+            instruction = INSTRUCTION if query.instruction is None else query.instruction
+            texts = (self._template.write(query.text, document, instruction),)
+        ids: list[int] = self._tokenizer(*texts, verbose=False)["input_ids"]
         return ids

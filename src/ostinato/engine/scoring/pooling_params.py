@@ -44,6 +44,5 @@ class PoolingParams:
 
 def _check(name: str, value: Any, minimum: int) -> None:
     if value is not None and not (type(value) is int and minimum <= value <= MAX_LENGTH):
-        raise InvalidSamplingParams(
-            f"{name}={value!r:.80}: must be an integer, from {minimum} to {MAX_LENGTH}"
-        )
+        limit = f"from {minimum} to {MAX_LENGTH}"
+        raise InvalidSamplingParams(f"{name}={value!r:.80}: must be an integer, {limit}")
