@@ -34,7 +34,7 @@ class AgentClient:
         result: Words that stand before each result in the prompt.
         first: The command for a conversation's first message; ``{question}`` is the message.
         later: The command for the following ones; empty: ``first`` gets all as arguments.
-        continues: Whether a conversation has a second question.
+        num_questions: Questions of its first conversation.
         talks: Whether its questions are lines of its input, in one process.
         script: Makes its script from a question and a number of calls; None: calls of the tool.
         python: The interpreter that its packages need.
@@ -52,7 +52,7 @@ class AgentClient:
     environment: Mapping[str, str] = field(default_factory=dict)
     first: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
-    continues: bool = True
+    num_questions: int = 2
     python: str = "python3"
     program: str = ""
     talks: bool = False
@@ -245,7 +245,7 @@ _CLINE = AgentClient(
     },
     first=("cline", "{question}"),
     later=("cline", "{question}"),
-    continues=False,  # without a terminal a session is not taken up again
+    num_questions=1,  # without a terminal a session is not taken up again
 )  # fmt: skip
 
 _CONTINUE = AgentClient(
@@ -315,10 +315,13 @@ _AIDER = AgentClient(
     source="pypi",
     packages=("aider-chat",),
     environment={"OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "none"},
+    files={"project/CONVENTIONS.md": "- Names are nouns; a value is checked once.\n" * 900},
     talks=True,
+    num_questions=20,
     script=lambda question, _: Talk(question),
-    first=("aider", "--model", "openai/local", "--yes-always", "--no-check-update", "--no-git",
-           "--no-show-model-warnings", "--no-pretty", "--no-fancy-input", "--analytics-disable"),
+    first=("aider", "--read", "CONVENTIONS.md", "--model", "openai/local", "--yes-always",
+           "--no-check-update", "--no-git", "--no-show-model-warnings", "--no-pretty", "--no-fancy-input",
+           "--analytics-disable"),
 )  # fmt: skip
 _OPENHANDS = AgentClient(
     name="OpenHands",
