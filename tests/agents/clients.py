@@ -173,19 +173,16 @@ _OPENCODE = AgentClient(
         ".config/opencode/opencode.json": json.dumps(
             {
                 "model": "ostinato/local",
-                "provider": {
-                    "ostinato": {
-                        "npm": "@ai-sdk/openai-compatible",
-                        "options": {"baseURL": "{url}/v1", "apiKey": "none"},
-                        "models": {"local": {}},
-                    }
-                },
+                "provider": {"ostinato": {
+                    "npm": "@ai-sdk/openai-compatible", "models": {"local": {}},
+                    "options": {"baseURL": "{url}/v1", "apiKey": "none"},
+                }},
             }
         )
     },
     first=("opencode", "run", "--auto", "{question}"),
     later=("opencode", "run", "--auto", "--continue", "{question}"),
-)
+)  # fmt: skip
 
 _QWEN_CODE = AgentClient(
     name="Qwen Code",
@@ -207,14 +204,10 @@ _PI = AgentClient(
     tool="bash",
     files={
         ".pi/agent/models.json": json.dumps(
-            {
-                "providers": {
-                    "ostinato": {
-                        "baseUrl": "{url}/v1", "api": "openai-completions", "apiKey": "none",
-                        "models": [{"id": "local", "reasoning": True, "contextWindow": 131072}],
-                    }
-                }
-            }
+            {"providers": {"ostinato": {
+                "baseUrl": "{url}/v1", "api": "openai-completions", "apiKey": "none",
+                "models": [{"id": "local", "reasoning": True, "contextWindow": 131072}],
+            }}}
         )
     },
     environment={"PI_OFFLINE": "1"},
@@ -231,15 +224,11 @@ _CLINE = AgentClient(
         ".cline/data/settings/providers.json": json.dumps(
             {
                 "version": 1, "lastUsedProvider": "openai-compatible", "modes": {},
-                "providers": {
-                    "openai-compatible": {
-                        "settings": {
-                            "provider": "openai-compatible", "apiKey": "none", "model": "local",
-                            "baseUrl": "{url}/v1",
-                        },
-                        "updatedAt": "2026-11-28T00:00:00.000Z", "tokenSource": "manual",
-                    }
-                },
+                "providers": {"openai-compatible": {
+                    "settings": {"provider": "openai-compatible", "apiKey": "none",
+                                 "model": "local", "baseUrl": "{url}/v1"},
+                    "updatedAt": "2026-11-28T00:00:00.000Z", "tokenSource": "manual",
+                }},
             }
         )
     },
@@ -259,16 +248,9 @@ _CONTINUE = AgentClient(
         "    apiKey: none\n    roles: [chat]\n    capabilities: [tool_use]\n"
     },
     first=("cn", "--auto", "--config", "{home}/.continue/config.yaml", "-p", "{question}"),
-    later=(
-        "cn",
-        "--auto",
-        "--config",
-        "{home}/.continue/config.yaml",
-        "--resume",
-        "-p",
-        "{question}",
-    ),
-)
+    later=("cn", "--auto", "--config", "{home}/.continue/config.yaml", "--resume", "-p",
+           "{question}"),
+)  # fmt: skip
 
 _SMOL_TOOLS = AgentClient(
     name="smolagents ToolCallingAgent",
@@ -320,8 +302,8 @@ _AIDER = AgentClient(
     num_questions=20,
     script=lambda question, _: Talk(question),
     first=("aider", "--read", "CONVENTIONS.md", "--model", "openai/local", "--yes-always",
-           "--no-check-update", "--no-git", "--no-show-model-warnings", "--no-pretty", "--no-fancy-input",
-           "--analytics-disable"),
+           "--no-check-update", "--no-git", "--no-show-model-warnings", "--no-pretty",
+           "--no-fancy-input", "--analytics-disable"),
 )  # fmt: skip
 _OPENHANDS = AgentClient(
     name="OpenHands",
