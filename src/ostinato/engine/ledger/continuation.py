@@ -226,16 +226,15 @@ class _Continuer:
             [number for number, message in enumerate(row) if message.get("role") == "assistant"]
             for row in (talk.history, talk.messages)
         ]
-        known = self._known(rows[0]) if len(rows[0]) == len(rows[1]) else {}
+        is_alike = len(rows[0]) == len(rows[1])
+        known = self._known(rows[0]) if is_alike else {}
         at = dict(zip(*rows, strict=False))  # the number of a message for the template
         turns = {at[number]: turn for number, turn in known.items()}
         for turn, mark in zip(turns.values(), make_marks(len(turns)), strict=True):
             turn.thought = mark if turn.turn.reasoning else ""
         rendered = self._render(self._with_thoughts(turns), talk.opens_turn)
-        frames = None
-        if len(rows[0]) == len(rows[1]):
-            tries = (self._frames(rendered, turns, following) for following in _NEXT)
-            frames = next((tried for tried in tries if tried is not None), None)
+        tries = (self._frames(rendered, turns, following) for following in _NEXT if is_alike)
+        frames = next((tried for tried in tries if tried is not None), None)
         if frames is None:
             plain = self._render(talk.messages, talk.opens_turn) if turns else rendered
             return Continuation(plain, self._seals_only())
@@ -252,12 +251,11 @@ class _Continuer:
             equal = _equal(turns, message)
             if turns and not equal:
                 equal = _listed(turns, message)
-                listed |= {number} if equal else set()
-            self._add(num_unequal=bool(turns and not equal))
+                listed.update([number] if equal else ())
+                self._add(num_unequal=not equal, num_listed=bool(equal))
             sealed, ids = self._sealed(turns, number), call_ids_of(message)
             equal.sort(key=lambda turn: (turn.number not in sealed, turn.call_ids != ids))
             chosen.update((number, turn) for turn in equal[:1])
-        self._add(num_listed=len(listed))
         asks = (n for n, m in enumerate(history) if _asks(m) and n - 1 not in listed)
         last = max(asks, default=-1)
         return {n: _Known(n, history[n], turn, n > last) for n, turn in chosen.items()}
