@@ -21,6 +21,7 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.shapes import SHAPES
@@ -37,18 +38,26 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 
 
-def write_task(folder: Path, num_questions: int, length: int) -> None:
-    """Write questions of random letters, each with four choices of a few."""
-    folder.mkdir(parents=True, exist_ok=True)
+Question = dict[str, Any]
+"""``context``, ``choices`` and the number of the ``answer``."""
+
+
+def random_questions(count: int, length: int) -> list[Question]:
+    """Return questions of random letters, each with four choices of a few."""
     draw = random.Random(0)
 
     def text(count: int) -> str:
         return "".join(draw.choices("abcdefgh ", k=count)) + "x"
 
-    questions = [
+    return [
         {"context": text(length), "choices": [text(6) for _ in range(4)], "answer": 0}
-        for _ in range(num_questions)
+        for _ in range(count)
     ]
+
+
+def write_task(folder: Path, questions: list[Question]) -> None:
+    """Write a task of the harness with its data."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "four.jsonl").write_text("\n".join(map(json.dumps, questions)))
     (folder / "four.yaml").write_text(TASK.format(data=folder / "four.jsonl"))
 
@@ -66,7 +75,7 @@ def served_figures(
         try:
             url = f"http://127.0.0.1:{port}"
             _await(f"{url}/ready")
-            _evaluate(url, model, task, python)
+            evaluate(url, model, task, python)
             with urllib.request.urlopen(f"{url}/metrics") as answer:
                 rows = [row for row in answer.read().decode().splitlines() if row[:1] != "#"]
         finally:
@@ -90,20 +99,23 @@ def _await(url: str) -> None:
     raise RuntimeError(f"{url} does not answer")
 
 
-def _evaluate(url: str, model: Path, task: Path, python: Path) -> None:
+def evaluate(url: str, model: Path, task: Path, python: Path, packages: str = "") -> float:
+    """Run the harness against a server, with a folder of its packages; returns its accuracy."""
     settings = {
         "model": model.name, "base_url": f"{url}/v1/completions", "tokenizer": model,
         "tokenizer_backend": "huggingface", "num_concurrent": 1, "max_length": 2048,
     }  # fmt: skip
     given = ",".join(f"{name}={value}" for name, value in settings.items())
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
-    environment = {**os.environ, **offline, "PYTHONPATH": "", "HF_HOME": str(task / "hf")}
+    environment = {**os.environ, **offline, "PYTHONPATH": packages, "HF_HOME": str(task / "hf")}
     words = ["-m", "lm_eval", "--model", "local-completions", "--tasks", "four_choices"]
+    words += ["--include_path", str(task), "--model_args", given]
+    results = task / "results"
     subprocess.run(
-        [str(python), *words, "--include_path", str(task), "--model_args", given],
-        env=environment,
-        check=True,
+        [str(python), *words, "--output_path", str(results)], env=environment, check=True
     )
+    newest = max(results.glob("**/results_*.json"), key=os.path.getmtime)
+    return float(json.loads(newest.read_text())["results"]["four_choices"]["acc,none"])
 
 
 def main() -> None:
@@ -117,7 +129,7 @@ def main() -> None:
     sizes = {"num_hidden_layers": given.layers, "hidden_size": given.hidden}
     shape = replace(SHAPES["tiny"], sizes={**SHAPES["tiny"].sizes, **sizes})
     model = make_checkpoint(given.folder / f"scoring-{given.layers}-{given.hidden}", shape)
-    write_task(given.folder / "task", given.questions, given.length)
+    write_task(given.folder / "task", random_questions(given.questions, given.length))
     print("| | requests | seconds | prompt tokens that hit |\n|---|--:|--:|--:|")
     for title, option in {"cached": (), "no cache": ("--no-enable-prefix-caching",)}.items():
         figures = served_figures(model, given.folder / "task", given.python, *option)

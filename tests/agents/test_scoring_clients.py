@@ -1,10 +1,11 @@
 """Clients of embeddings and scores, as PyPI ships them, against the real server.
 
-OpenAI's and Cohere's, langchain's classes for them and for Jina's shapes; and what
-sentence-transformers itself computes of the same checkpoint.
+OpenAI's and Cohere's, langchain's classes for them and for Jina's shapes; lm-evaluation-harness;
+and what sentence-transformers itself computes of the same checkpoint.
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ostinato import AsyncLLM
+from benchmarks.harness import evaluate, random_questions, write_task
+from ostinato import AsyncLLM, models
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.agents.clients import AgentClient
@@ -109,8 +111,11 @@ print(json.dumps({
 }))
 """
 
+HARNESS = AgentClient(name="lm-evaluation-harness", source="pypi", packages=("lm_eval[api]",))
+
 DOCUMENTS = ["It was Hamlet's father.", "It rains in Bergen.", "Claudius is the king."]
 QUERY = "Who is the king?"
+UNREAD = {"cache": {"read": False, "write": False}}
 
 
 @contextmanager
@@ -183,3 +188,23 @@ def test_embeddings_are_those_of_sentence_transformers(mode: str, headed, tmp_pa
     for row, vector in zip(documents, expected["documents"], strict=True):
         assert row == pytest.approx(vector, abs=1e-4)
     assert [each["score"] for each in scores] == pytest.approx(expected["similarity"], abs=1e-4)
+
+
+def test_lm_evaluation_harness_prefers_what_the_server_does(tmp_path: Path):
+    """Its ``local-completions`` echoes each of four choices with its question, which hits."""
+    [packages] = Installer(tmp_path).folder(HARNESS).glob("lib/python*/site-packages")
+    path = Path(models.__file__).parent / "tiny-shakespeare"
+    questions = random_questions(3, 200)
+
+    with served(path, path.name) as url, httpx.Client(base_url=url) as client:
+        for question in questions:
+            body = {"prompt": question["context"], "choices": question["choices"]}
+            answer = client.post("/v1/choose", json={"model": path.name, **body, **UNREAD})
+            question["answer"] = answer.raise_for_status().json()["best"]
+        write_task(tmp_path / "task", questions)
+        accuracy = evaluate(url, path, tmp_path / "task", Path(sys.executable), str(packages))
+        metrics = client.get("/metrics").text
+
+    assert accuracy == 1.0
+    hits = re.search(r'result="hit",route="/v1/completions"} (\d+)', metrics)
+    assert int(hits[1]) >= 3 * 3 * 200

@@ -73,3 +73,14 @@ def test_what_is_kept_is_bounded(make_llm: MakeLLM, monkeypatch):
 
     assert scored(llm, CONTEXT, cache_salt="a").num_cached_tokens == 0
     assert scored(llm, CONTEXT, cache_salt="c").num_cached_tokens > 0
+
+
+def test_without_a_cache_no_scored_prompt_is_kept(make_llm: MakeLLM, monkeypatch):
+    """Else a second request would compute a part of the logits alone, and count no hit."""
+    llm, kept = make_llm("llama", dtype="float32", enable_prefix_caching=False), []
+    monkeypatch.setattr(
+        scored_prompts.ScoredPrompts, "note", lambda _, *scored: kept.append(scored)
+    )
+    scored(llm, CONTEXT)
+
+    assert kept == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import Iterator
 
 import httpx
@@ -19,6 +20,7 @@ from tests.support.servers import await_idle, serving
 __all__ = ["headed"]
 
 MODEL = "tiny-shakespeare"
+JSON = {"content-type": "application/json"}
 TEXTS = ["To be, or not to be", "To be a king", "Farewell"]
 QUERY = "Who is the king of Denmark, and who was it before him?"
 
@@ -120,6 +122,7 @@ def test_a_long_text_is_refused_or_cut(http: httpx.Client):
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": 4096}, "dimensions=4096"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 10**20}, "from -1 to 2147483647"),
         ({"input": "a", "prompt_name": "query"}, "prompt_name"),
         ({"input": "a", "model": "other"}, "model"),
         ({"input": [[5000]]}, "5000"),
@@ -136,7 +139,7 @@ def test_a_mistake_is_named(http: httpx.Client, fields: dict, named: str):
 
 def test_half_a_character_is_refused(http: httpx.Client):
     body = b'{"model": "tiny-shakespeare", "input": "half \\ud83d"}'
-    answer = http.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
+    answer = http.post("/v1/embeddings", content=body, headers=JSON)
 
     assert answer.status_code == 400
     assert "half of a character" in answer.json()["error"]["message"] or "half a" in answer.text
@@ -229,11 +232,12 @@ def test_a_classifier_generates_nothing(scorer_url: str):
         ({"text_1": ["a", "b"]}, "2 queries and 3 documents"),
         ({"text_2": []}, "text_2"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens=5"),
+        ({"instruction": "\ud83d"}, "half a character"),
     ],
 )
 def test_limits_are_named(scorer_url: str, fields: dict, named: str):
     body = {"model": "judge", "text_1": QUERY, "text_2": TEXTS, **fields}
-    answer = httpx.post(f"{scorer_url}/v1/score", json=body)
+    answer = httpx.post(f"{scorer_url}/v1/score", content=json.dumps(body).encode(), headers=JSON)
 
     assert answer.status_code == 400
     assert named in answer.json()["error"]["message"]

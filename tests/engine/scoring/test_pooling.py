@@ -189,6 +189,8 @@ def test_a_template_of_ones_own_puts_the_query_first(make_llm, tmp_path: Path):
     llm = make_llm("llama", score_tokens="a,t", score_template=str(template))
 
     [output] = llm.score("one", ["two"], instruction="zero", use_tqdm=False)
+    with pytest.raises(RequestError, match="instruction=5: must be a text"):
+        llm.score("one", ["two"], instruction=5, use_tqdm=False)
 
     assert llm.get_tokenizer().decode(output.prompt_token_ids) == "zero|one|two"
     template.write_text("{{ query }}")

@@ -448,3 +448,20 @@ async def test_documents_of_one_query_go_to_one_worker():
     marks = (b"Denmark", b"rain")
     homes = [[sum(mark in body for body in each.bodies) for each in workers] for mark in marks]
     assert [sorted(counts) for counts in homes] == [[0, 0, 6], [0, 0, 6]]
+
+
+@pytest.mark.parametrize("kind", ["embd", "score", "rerank", "classify", "choose", "cmpl"])
+async def test_an_explanation_comes_from_the_worker_that_answered(kind: str):
+    """Also of one text of many: its number follows the id."""
+    async with routed(*names("a", "b")) as router:
+
+        async def worker_of(method: str, path: str, **body: Any) -> str:
+            async with router.client.request(method, router.url + path, json=body) as answer:
+                return answer.headers["x-ostinato-worker"]
+
+        for number in range(4):
+            name = f"{kind}-{number:032x}"
+            query = {"query": f"{number} " * 200, "documents": ["a"], "id": name}
+            home = await worker_of("POST", "/v1/rerank", **query)
+            for suffix in ("", "-0", "-17"):
+                assert await worker_of("GET", f"/v1/explain/{name}{suffix}") == home

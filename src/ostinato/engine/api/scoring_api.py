@@ -137,8 +137,6 @@ def texts_of(name: str, given: str | Sequence[str]) -> list[str]:
     """
     texts = [given] if isinstance(given, str) else list(given)
     for text in texts:
-        if not isinstance(text, str):
-            raise RequestError(f"{name}={text!r:.80}: must be a text")
         whole_characters(name, text)
     return texts
 

@@ -52,6 +52,7 @@ class PromptTokenizer:
         self.images = ImagePrompts(loaded, config.media, config.max_images)
         self._loaded = loaded
         self._keep_tokens = config.keep_tokens
+        self._keeps_scores = config.enable_prefix_caching
         self._public_prefixes = public_prefixes
 
     def with_placeholders(self, prompt: Prompt) -> Prompt:
@@ -167,9 +168,10 @@ class PromptTokenizer:
     def note_answers(self, state: RequestState) -> None:
         """Remember which tokens a prompt's continuations are made of, and the turns they are.
 
-        Of a prompt that was scored as a whole, the log-probabilities as well.
+        Of a prompt that was scored as a whole, the log-probabilities as well, if there is a cache.
         """
-        request, count = state.request, state.params.prompt_logprobs
+        request = state.request
+        count = state.params.prompt_logprobs if self._keeps_scores else None
         if count is not None and state.error is None and request.cache_write:
             prompt = request.prompt_token_ids
             self.scored.note(request.identity, prompt, count, state.prompt_rows)

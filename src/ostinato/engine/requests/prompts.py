@@ -217,8 +217,11 @@ def whole_characters(name: str, text: str) -> str:
     """Return a text, unless it holds half of a character, which no tokenizer knows.
 
     Raises:
-        RequestError: Naming the position. Python's strings may hold surrogates, also from JSON.
+        RequestError: Naming the position, as Python's strings may hold surrogates, also from JSON;
+            or it is no text.
     """
+    if not isinstance(text, str):
+        raise RequestError(f"{name}={text!r:.80}: must be a text")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -305,6 +305,9 @@ def _ids(name: str, ids: Sequence[int] | None) -> tuple[int, ...]:
     return checked
 
 
+MAX_LENGTH = 2**31 - 1
+"""Beyond it tokenizers take no length."""
+
 _INTEGERS = (
     ("n", 1, None),
     ("top_k", 0, None),
@@ -314,7 +317,7 @@ _INTEGERS = (
     ("logprobs", -1, None),
     ("prompt_logprobs", -1, None),
     ("prompt_logprob_start", 1, None),
-    ("truncate_prompt_tokens", -1, None),
+    ("truncate_prompt_tokens", -1, MAX_LENGTH),
     ("stream_interval", 1, None),
 )
 """Lowest and highest value; no highest if None."""

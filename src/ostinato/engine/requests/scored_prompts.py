@@ -13,7 +13,7 @@ on what precedes them alone.
 
 import threading
 from array import array
-from collections import OrderedDict
+from collections import deque
 from dataclasses import dataclass
 
 from ostinato.core.identity import Identity
@@ -43,15 +43,15 @@ class ScoredPrompts:
     """The last scored prompts of one engine. Thread-safe."""
 
     def __init__(self) -> None:
-        self._prompts: OrderedDict[int, _Scored] = OrderedDict()  # oldest first
-        self._num_entries = self._number = 0
+        self._prompts: deque[_Scored] = deque()  # oldest first
+        self._num_entries = 0
         self._lock = threading.Lock()
 
     def known(self, identity: Identity, tokens: "array[int]", num_alternatives: int) -> Rows:
         """Return what is known of a prompt's first tokens, from position 1 on."""
         packed, best, length = tokens.tobytes(), None, 1
         with self._lock:
-            scored = list(self._prompts.values())
+            scored = list(self._prompts)
         for each in scored:
             if each.identity == identity and each.num_alternatives >= num_alternatives:
                 common = num_common_tokens(packed, each.tokens.tobytes())
@@ -67,19 +67,15 @@ class ScoredPrompts:
         if len(rows) + 1 != len(tokens) or scored.num_entries > MAX_ENTRIES:
             return
         with self._lock:
-            self._number += 1
-            self._prompts[self._number] = scored
+            self._prompts.append(scored)
             self._num_entries += scored.num_entries
             while len(self._prompts) > MAX_PROMPTS or self._num_entries > MAX_ENTRIES:
-                self._num_entries -= self._prompts.popitem(last=False)[1].num_entries
+                self._num_entries -= self._prompts.popleft().num_entries
 
     def erase(self, tenant: bytes | None = None) -> None:
         """Remove those of a tenant, or all."""
         with self._lock:
-            kept = [
-                (number, each)
-                for number, each in self._prompts.items()
-                if tenant is not None and not each.identity.belongs_to(tenant)
-            ]
-            self._prompts = OrderedDict(kept)
-            self._num_entries = sum(each.num_entries for _, each in kept)
+            held = self._prompts
+            kept = [p for p in held if tenant is not None and not p.identity.belongs_to(tenant)]
+            self._prompts = deque(kept)
+            self._num_entries = sum(each.num_entries for each in self._prompts)

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.engine.requests.prompts import whole_characters
 from ostinato.engine.requests.request_validation import refuse_long_text
 from ostinato.engine.scoring.pooling_params import PoolingParams
 from ostinato.engine.scoring.templates import INSTRUCTION, PairTemplate
@@ -21,6 +22,14 @@ class Query:
 
     text: str
     instruction: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the texts.
+
+        Raises:
+            RequestError: The instruction is no text, or holds half of a character.
+        """
+        whole_characters("instruction", self.instruction or "")
 
 
 class PairTokenizer:
@@ -70,12 +79,9 @@ class PairTokenizer:
         return array("I", ids)
 
     def _pair_ids(self, query: Query, document: str) -> list[int]:
-        tokenizer = self._tokenizer
-        if self._template is None:
-            text = query.text if query.instruction is None else f"{query.instruction}{query.text}"
-            ids: list[int] = tokenizer(text, document, verbose=False)["input_ids"]
-            return ids
-        instruction = INSTRUCTION if query.instruction is None else query.instruction
-        written = self._template.write(query.text, document, instruction)
-        ids = tokenizer(written, verbose=False)["input_ids"]
+        texts: tuple[str, ...] = f"{query.instruction or ''}{query.text}", document
+        if self._template is not None:
+            instruction = INSTRUCTION if query.instruction is None else query.instruction
+            texts = (self._template.write(query.text, document, instruction),)
+        ids: list[int] = self._tokenizer(*texts, verbose=False)["input_ids"]
         return ids

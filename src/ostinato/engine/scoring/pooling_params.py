@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.engine.requests.sampling_params import MAX_LENGTH
 from ostinato.errors import InvalidSamplingParams
 
 
@@ -42,5 +43,6 @@ class PoolingParams:
 
 
 def _check(name: str, value: Any, minimum: int) -> None:
-    if value is not None and (type(value) is not int or value < minimum):
-        raise InvalidSamplingParams(f"{name}={value!r:.80}: must be an integer, at least {minimum}")
+    if value is not None and not (type(value) is int and minimum <= value <= MAX_LENGTH):
+        limit = f"from {minimum} to {MAX_LENGTH}"
+        raise InvalidSamplingParams(f"{name}={value!r:.80}: must be an integer, {limit}")

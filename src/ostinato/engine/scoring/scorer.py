@@ -96,17 +96,12 @@ class Scorer:
         """
         if self.pooling.refusal:
             raise InvalidSamplingParams(self.pooling.refusal)
-        width, sizes = self.width, self.pooling.dimensions
+        width, sizes = self._loaded.config.get_text_config().hidden_size, self.pooling.dimensions
         size = params.dimensions
         if size is not None and (size > width or (sizes and size not in (*sizes, width))):
             limit = f"one of {', '.join(map(str, sizes))}" if sizes else f"at most {width}"
             raise InvalidSamplingParams(f"dimensions={size}: must be {limit} for this model")
         return replace(_reading(HIDDEN_STATE), pooling=self.pooling.mode)
-
-    @property
-    def width(self) -> int:
-        """Numbers of a whole embedding."""
-        return int(self._loaded.config.get_text_config().hidden_size)
 
     def embedding(self, output: RequestOutput, params: PoolingParams) -> "array[float]":
         """Return the embedding of a finished request, shape (dimensions,)."""

@@ -51,14 +51,13 @@ class PairTemplate:
         if name == "qwen3":
             return cls(QWEN3_RERANKER)
         try:
-            return cls(Path(name).read_text(encoding="utf-8"))
+            text = Path(name).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
             raise ConfigError(
                 f"score_template={name!r}: must be 'auto', 'pair', 'qwen3' or a file of Jinja "
                 f"({error})"
             ) from error
+        return cls(text)
 
     def write(self, query: str, document: str, instruction: str) -> str:
         """Return the prompt of a pair.

@@ -3,7 +3,7 @@
 import re
 
 _MAX_BYTES = 4096
-_NUMBER = re.compile(rb'"id"\s*:\s*"((?:resp|cmpl|chatcmpl|msg)[-_][\w-]{1,80})"')
+_NUMBER = re.compile(rb'"id"\s*:\s*"([a-z]{3,8}[-_][\w-]{1,80})"')  # resp_1, rerank-2
 _GENERATED = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
 

@@ -152,8 +152,8 @@ class WorkerPool:
         return min(fit, key=lambda worker: worker.num_live, default=None)
 
     def owner_of(self, number: str) -> ResponseOwner | None:
-        """Return the owner of a stored response; None if unknown."""
-        return self._owners.get(number)
+        """Return the owner of a response, also by ``<id>-<text>``; None if unknown."""
+        return self._owners.get(number) or self._owners.get(number.rpartition("-")[0])
 
     def note_owner(self, number: str, owner: ResponseOwner) -> None:
         """Remember the owner of a stored response."""
