@@ -271,6 +271,7 @@ def _in_8_bits(activations: Activations, _: nn.Module, given: tuple[Tensor]) -> 
     return (rows.view_as(given[0]),)
 
 
+@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("family", "changes"),
@@ -339,6 +340,7 @@ def test_nothing_but_codes_and_embeddings_is_in_memory(checkpoints: Checkpoints,
     assert "in groups of" in loaded.weight_format
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("name", ["auto", *NAMES, "gptq", "awq", "compressed-tensors"])
 def test_the_lab_expects_the_bytes_that_weights_take(
     checkpoints: Checkpoints, tmp_path: Path, name: Any
