@@ -212,7 +212,6 @@ def test_ctrl_c_keeps_the_text_so_far_and_gives_the_blocks_back(
 COMMANDS = ("demo", "generate", "chat", "serve", "explain", "lint", "size", "savings")
 
 
-@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize(
     "command", [*COMMANDS, "simulate", "plan", "cache lease", "cache record start", "keys new"]
 )

@@ -52,7 +52,6 @@ def test_a_clean_log_has_no_findings():
     assert report.num_groups == len(FAULTS) >= 12
 
 
-@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_where_it_is_and_nowhere_else(fault):
     """Of its application nothing else is found, and of no other is it."""

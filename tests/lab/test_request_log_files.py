@@ -49,7 +49,6 @@ def broken_file(kind: str) -> bytes:
     }[kind]
 
 
-@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

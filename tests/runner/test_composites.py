@@ -30,7 +30,6 @@ def generated(checkpoints: Checkpoints, family: str, prompt: list[int]) -> list[
     return tokens[0, len(prompt) :].tolist()
 
 
-@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("family", COMPOSITES)
 def test_text_is_generated_as_by_the_whole_model(family: str, checkpoints: Checkpoints):
     """Cold in chunks, then with hits, beside a stranger."""

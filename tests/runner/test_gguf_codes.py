@@ -33,7 +33,6 @@ def quantized_layers(loaded: LoadedModel) -> list[QuantizedWeight]:
     return [packed for packed in layers if isinstance(packed, QuantizedWeight)]
 
 
-@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize(
     ("kind", "bits"), [("Q8_0", 8), ("Q5_0", 8), ("Q5_1", 8), ("Q4_0", 4), ("Q4_1", 4)]
 )

@@ -44,7 +44,6 @@ def exact_logits(path: Path, plain: dict[str, Tensor]) -> Tensor:
     return own_logits(exact, PROMPT)
 
 
-@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_runs_from_its_own_codes(kind: str, tmp_path: Path):
     """By the definition in float64, without a copy in plain numbers."""

@@ -134,7 +134,6 @@ ANSWER = {"structured_outputs": {"choice": ["There are seven."]}, "temperature":
 QUESTION = "How many rivers reach the northern sea, and how long is each one of them?"
 
 
-@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -79,7 +79,6 @@ def in_steps(loaded: LoadedModel, prompt: list[int]) -> Tensor:
     return logits_in_steps(Bench(loaded), prompt, (7, 1, len(prompt) - 8))
 
 
-@pytest.mark.one_case_in(2)
 @pairwise("kind", FUSED, "dtype", ["bfloat16", "float32"])
 def test_fused_packed_and_plain_give_the_same_logits(checkpoints: Checkpoints, kind, dtype):
     """Against the model's own attention, in chunks and beside a stranger."""

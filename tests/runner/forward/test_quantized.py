@@ -340,7 +340,6 @@ def test_nothing_but_codes_and_embeddings_is_in_memory(checkpoints: Checkpoints,
     assert "in groups of" in loaded.weight_format
 
 
-@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("name", ["auto", *NAMES, "gptq", "awq", "compressed-tensors"])
 def test_the_lab_expects_the_bytes_that_weights_take(
     checkpoints: Checkpoints, tmp_path: Path, name: Any

@@ -65,7 +65,6 @@ def check(shape: Shape, style: AttentionStyle, dtype: torch.dtype, kv: torch.dty
     torch.testing.assert_close(result.double(), scene.expected(style), rtol=near, atol=near)
 
 
-@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize(
     ("style", "dtype", "kv", "read_once", "same_bits"),
     [
