@@ -22,7 +22,7 @@ SCENES = (
     "Enter the KING, attended.\n\n",
     "Enter three WITCHES; thunder and lightning.\n\n",
 )
-NUM_PROMPTS = 60
+NUM_PROMPTS = 120
 NUM_CLIENTS = 200
 MAX_GROWTH_BYTES = 48 * 2**20
 
@@ -91,7 +91,7 @@ def run(num_requests: int, num_warming: int) -> dict[str, Any]:
 
 
 def test_many_requests_of_two_hundred_clients():
-    run(60, num_warming=10)
+    run(150, num_warming=20)
 
 
 @pytest.mark.nightly
