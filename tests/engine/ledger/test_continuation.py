@@ -38,6 +38,7 @@ def loop(talk: LedgerTalk, client: Client, num_turns: int = 10, role: str = "too
     return num_lost
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_tool_loop_repeats_every_token_whatever_its_client_drops(name: str):
     """Ten turns; calls are respelled and renamed, reasoning is not sent."""
@@ -46,6 +47,7 @@ def test_a_tool_loop_repeats_every_token_whatever_its_client_drops(name: str):
     assert talk.prompt().report.num_restored == 10
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_without_the_ledger_the_same_loop_loses_its_turns(name: str):
     """So the test above can fail."""
