@@ -46,6 +46,7 @@ from ostinato.runner.loading.pretrained import (
     load_weights,
     quiet,
     torch_dtype,
+    unquantized,
 )
 from ostinato.runner.loading.streamed import Assembled, LoadSettings, stream_model
 from ostinato.runner.loading.word_codes import WordCheckpoint, is_in_words, read_words
@@ -367,7 +368,7 @@ def _build(
 ) -> tuple[Assembled, nn.Module | None]:
     """Read a model weight by weight if that is possible, else as a whole."""
     register()
-    on_meta = check_attention_interface(settings.config)
+    on_meta = check_attention_interface(unquantized(settings.config))
     if device.type == "cpu" and not on_device(settings.attention, device):
         built = stream_model(settings, on_meta, recorder)
         if built is not None:

@@ -112,8 +112,6 @@ class WeightSource(Protocol):
 class SafetensorsSource:
     """Weights in safetensors files."""
 
-    kinds: Mapping[str, str] = {}
-
     def __init__(self, files: Iterable[Path]) -> None:
         """Read the files' headers."""
         self.on_read: Callable[[int], object] = lambda _: None
@@ -130,6 +128,11 @@ class SafetensorsSource:
     def num_bytes(self) -> int:
         """Bytes of all weights in the files."""
         return sum(where.num_bytes for where, _, _ in self._ranges.values())
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Formats of quantized weights: there are none."""
+        return {}
 
     @property
     def are_numbers(self) -> bool:
