@@ -1,5 +1,6 @@
 """gpt-oss as it is published, and as a GGUF file: experts stay in the 4 bits of MXFP4."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +112,15 @@ def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
     assert all(torch.equal(logits_in(lengths), alone) for lengths in ([1] * 21, [5, 16]))
 
 
+def rows_of(blocks: Any) -> Callable[[int, int], Any]:
+    return lambda first, last: blocks[first:last]
+
+
 def test_experts_of_any_width_are_filled_up_to_whole_tiles():
     """Each of 48 outputs, where tiles have 32."""
     rows = torch.randn(3, 48, 64).view(-1, 64).numpy()
     blocks = gguf.quantize(rows, gguf.GGMLQuantizationType.Q4_0).reshape(3, 48, -1)
-    parts = [
-        BlockRows("Q4_0", 48, 64, lambda first, last, own=own: own[first:last]) for own in blocks
-    ]
+    parts = [BlockRows("Q4_0", 48, 64, rows_of(own)) for own in blocks]
 
     packed = QuantizedWeight.of_rows(parts, torch.float32, unit=32).plain().view(3, 64, 64)
 
