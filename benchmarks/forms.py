@@ -60,7 +60,7 @@ FORMS = {
     "regex": StructuredOutputs(regex=r"([A-Z][a-z]+ ){2,8}[0-9]{4}-[0-9]{2}-[0-9]{2}"),
     "choice of 3": StructuredOutputs(choice=["yes", "no", "perhaps"]),
 }
-MOST_TOKENS = 200
+MAX_TOKENS = 200
 ROWS = (1, 64)
 
 
@@ -119,7 +119,7 @@ def write(
     """Write an output at random; returns the seconds of each mask and of each step."""
     masks_s: list[float] = []
     steps_s: list[float] = []
-    while not form.is_complete and len(masks_s) < MOST_TOKENS:
+    while not form.is_complete and len(masks_s) < MAX_TOKENS:
         mask, seconds = timed(form.mask)
         masks_s.append(seconds)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:num_ids])

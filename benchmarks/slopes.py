@@ -33,12 +33,12 @@ from ostinato.tenants.terms import ANTHROPIC_5M
 
 BLOCK_SIZE = 4
 SIZES = (10, 1_000, 100_000)
-MOST_NESTED = 1_000
+MAX_NESTED = 1_000
 
 
 def hit_of_nested_leases(num_leases: int) -> int:
     """Hit the deepest of leases that are nested in each other, and were hit before."""
-    book, num_leases = LeaseBook(lambda: 0.0), min(num_leases, MOST_NESTED)
+    book, num_leases = LeaseBook(lambda: 0.0), min(num_leases, MAX_NESTED)
     for length in range(1, num_leases + 1):
         book.open(leased_table(range(length)), ANTHROPIC_5M)
     table = leased_table(range(num_leases))

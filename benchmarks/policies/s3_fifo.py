@@ -11,7 +11,7 @@ from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import GhostList
 
 _SMALL_SHARE = 0.1
-_MOST_USES = 3
+_MAX_USES = 3
 
 _Waiting = tuple[int, int, CacheEntry]
 
@@ -153,7 +153,7 @@ class S3Fifo(LeafHeap[QueueState]):
             self.move(entry, 1)
             state.seen = entry.uses
         elif entry.uses > state.seen:
-            state.seen = max(state.seen + 1, entry.uses - _MOST_USES)
+            state.seen = max(state.seen + 1, entry.uses - _MAX_USES)
         self._append(entry)
 
     def _promote_inner(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ostinato.cli.demonstration.demo_examples import run_examples
-from ostinato.cli.demonstration.demo_waves import MOST_CALLS, calls, calls_in_words
+from ostinato.cli.demonstration.demo_waves import MAX_CALLS, calls, calls_in_words
 from ostinato.lab.size.quantities import write_seconds
 from ostinato.runner.attention_choice import log_once
 
@@ -188,7 +188,7 @@ def test_on_a_narrow_screen_words_wrap_and_no_figure_is_lost(terminal: Terminal)
     ("option", "value", "named"),
     [
         ("--calls", "1", "from 2 to"),
-        ("--calls", str(MOST_CALLS + 1), "from 2 to"),
+        ("--calls", str(MAX_CALLS + 1), "from 2 to"),
         ("--block-size", "0", "block_size=0"),
         ("--index", "tree", "radix, hash"),
         ("--patience", "-1", "patience=-1"),
@@ -201,9 +201,9 @@ def test_what_cannot_be_is_refused_in_one_line(terminal: Terminal, option, value
 
 def test_no_two_calls_are_alike():
     """However many are asked for; each has 512 characters in common with all others."""
-    prompts = calls(MOST_CALLS)
+    prompts = calls(MAX_CALLS)
 
-    assert len(set(prompts)) == MOST_CALLS
+    assert len(set(prompts)) == MAX_CALLS
     assert {len(prompt) for prompt in prompts} == {PROMPT}
     assert len({prompt[:SHARED] for prompt in prompts}) == 1
 
@@ -229,7 +229,7 @@ def test_a_model_that_is_not_there_is_refused_before_anything_is_shown(
 def test_the_embedded_model_knows_every_character_of_the_calls(demo: Demo):
     """Or some letters would be one and the same token to it, and calls would be alike."""
     tokenizer = demo.watch.engines[0].loaded.require_tokenizer()
-    letters = sorted(set("".join(calls(MOST_CALLS))))
+    letters = sorted(set("".join(calls(MAX_CALLS))))
 
     assert len(set(tokenizer("".join(letters))["input_ids"])) == len(letters)
 

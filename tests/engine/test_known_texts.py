@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.engine.prompts.known_texts import MOST_ANSWERS, KnownTexts
+from ostinato.engine.prompts.known_texts import MAX_ANSWERS, KnownTexts
 from ostinato.engine.text.tokenized_text import Places, TokenizedText
 
 ANN, BOB = b"ann", b"bob"
@@ -64,7 +64,7 @@ def test_an_answer_is_worked_out_when_its_prompt_is_continued():
 
 def test_of_many_answers_to_one_prompt_the_newest_are_known():
     known = memory(64)
-    for number in range(MOST_ANSWERS + 1):
+    for number in range(MAX_ANSWERS + 1):
         known.note_answer(ANN, text("AB"), row(chr(ord("a") + number)))
     assert longest(known, ANN, "ABb") == "ABb" and longest(known, ANN, "ABa") == "AB"
 

@@ -23,7 +23,7 @@ from tests.support.cache_views import letters
 from tests.support.step_store import Given, StepStore
 from tests.support.whole_state import whole_state
 
-MOST_KEPT = 8
+MAX_KEPT = 8
 """Keys, matches and tables that are kept to be passed again, the last ones of each."""
 
 
@@ -194,7 +194,7 @@ class CarelessEmbedder:
     def _check(self) -> None:
         """Check the cache, and between steps that all that is findable is computed."""
         self._cache.check()
-        self._store.check(self._keys[-MOST_KEPT:])
+        self._store.check(self._keys[-MAX_KEPT:])
 
     # --- small print ---
 
@@ -212,7 +212,7 @@ class CarelessEmbedder:
     def _table(self, choice: int) -> BlockTable:
         """Choose a table: live ones first, then those that are or were anything else."""
         live = [*self._manager.tables.live.values()]
-        table = _latest([*self._tables[-MOST_KEPT:], *live[-MOST_KEPT:]], choice)
+        table = _latest([*self._tables[-MAX_KEPT:], *live[-MAX_KEPT:]], choice)
         assert table is not None
         return table
 

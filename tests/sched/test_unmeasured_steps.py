@@ -11,7 +11,7 @@ import pytest
 from ostinato.assembly import build_cache
 from ostinato.scheduling.learned_prices import LearnedPrices, max_certain_tokens
 from ostinato.scheduling.step_prices import StepPrices, Work, prompt_pairs
-from ostinato.scheduling.step_timer import MOST_LATE
+from ostinato.scheduling.step_timer import MAX_LATE
 from ostinato.settings import PrefixCacheConfig, StateConfig
 from tests.support.timed_scheduler import PRICES, TimedScheduler
 
@@ -34,7 +34,7 @@ def check_steps(timed: TimedScheduler, slowdown: float = 1.0, num_steps: int = 8
     """Run steps, and compare each with the limit that it has where all prices are known."""
     for number in range(num_steps):
         computed = timed.step(slowdown)
-        bound_s = MOST_LATE * max(timed.limit_s, 0.250)
+        bound_s = MAX_LATE * max(timed.limit_s, 0.250)
         assert timed.took_s <= bound_s, f"step {number} computed {computed}"
 
 

@@ -17,7 +17,7 @@ import pytest
 from ostinato.server.app import create_app
 from ostinato.server.state import ServerState
 
-MOST_RATIO = 12
+MAX_RATIO = 12
 """A body is looked at a few times: by count, by the parser and by validation."""
 
 FLOOR_S = 0.05
@@ -103,7 +103,7 @@ def test_more_values_than_a_prompt_needs_are_not_even_parsed(
 
 
 def _assert_cheap(
-    state: ServerState, path: str, body: dict[str, Any], most_ratio: float = MOST_RATIO
+    state: ServerState, path: str, body: dict[str, Any], most_ratio: float = MAX_RATIO
 ) -> None:
     """Assert that a body costs a small multiple of reading it; most are refused."""
     data = json.dumps(body).encode()

@@ -27,7 +27,7 @@ from ostinato.tiers.port import LoadFault, StoreResult, TierListener
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
 from ostinato.tiers.remote.address import open_remote, open_store
 from ostinato.tiers.remote.breaker import CallThreads, CircuitBreaker
-from ostinato.tiers.remote.search import FoundExtent
+from ostinato.tiers.remote.search import RemoteExtent
 from ostinato.tiers.remote.valkey_store import ValkeyStore
 from tests.support.redis_server import redis_server
 from tests.tiers.media import SECRET, RealServer, Server, ServerInMemory
@@ -161,7 +161,7 @@ def test_a_value_of_another_type_is_a_miss_and_nothing_more(server):
     tier = medium.open()
     put(tier, conversation(1))
     [found] = [ref.locator for ref in tier.look_up(conversation(1), 16)]
-    assert isinstance(found, FoundExtent)
+    assert isinstance(found, RemoteExtent)
     medium.client.delete(found.place)
     medium.client.lpush(found.place, b"x")
     assert [get(tier, conversation(1)) for _ in range(4)] == [4] * 4

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ostinato.cli.demonstration.demo_examples import Outcome, draw_examples, run_examples
 from ostinato.cli.demonstration.demo_waves import (
-    MOST_CALLS,
+    MAX_CALLS,
     OUTPUT_TOKENS,
     Calls,
     Wave,
@@ -96,8 +96,8 @@ def run(
 
 def _check(model: str, num_calls: int, block_size: int, index: str, patience: float) -> None:
     """Check the options before anything is loaded."""
-    if not 2 <= num_calls <= MOST_CALLS:
-        raise ConfigError(f"calls={num_calls}: must be from 2 to {MOST_CALLS:,}")
+    if not 2 <= num_calls <= MAX_CALLS:
+        raise ConfigError(f"calls={num_calls}: must be from 2 to {MAX_CALLS:,}")
     if not patience >= 0:  # nor NaN
         raise ConfigError(f"patience={patience:g}: must be a number of seconds, at least 0")
     EngineConfig.of(model, {"block_size": block_size, "index": index})

@@ -45,7 +45,7 @@ _TIMED = "Times"
 
 _STEP_TOKENS = 8192
 _STATE_TOKENS = 64
-_MOST_SLOWDOWN = 1_000_000.0
+_MAX_SLOWDOWN = 1_000_000.0
 
 
 def run(
@@ -117,9 +117,9 @@ def run(
     check_minimum("timed_requests", timed_requests, 0)
     if timed_capacity is not None:
         check_minimum("timed_capacity", timed_capacity, 1)
-    if slowdown is not None and not 1 / _MOST_SLOWDOWN <= slowdown <= _MOST_SLOWDOWN:
+    if slowdown is not None and not 1 / _MAX_SLOWDOWN <= slowdown <= _MAX_SLOWDOWN:
         raise ConfigError(
-            f"slowdown={slowdown}: must be above 0, from a millionth to {_MOST_SLOWDOWN:,.0f}"
+            f"slowdown={slowdown}: must be above 0, from a millionth to {_MAX_SLOWDOWN:,.0f}"
         )
     steps.check(machine)
     traffic, recording = reading.open(trace, model), reading.recording(trace)

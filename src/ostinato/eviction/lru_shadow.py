@@ -39,7 +39,7 @@ SHARE = 0.002
 UTMOST_SHARE = 0.02
 """What may be lost at most, whatever was proven."""
 
-_MOST_TIMES = 6.0
+_MAX_TIMES = 6.0
 """How many times credit and share the budget is at most."""
 
 _CAUTION = 3.0
@@ -87,7 +87,7 @@ class LruShadow:
         credit, looked_up = self.credit, self.num_looked_up
         sure = credit + SHARE * looked_up
         risk = (self._num_lost + DOUBT_BLOCKS) / (self._num_diverged + DOUBT_BLOCKS)
-        times = min(_MOST_TIMES, 1.0 / (_CAUTION * risk))
+        times = min(_MAX_TIMES, 1.0 / (_CAUTION * risk))
         if times > 1.0:
             proven = times * (SHARE * looked_up + (credit if credit > 0 else 2 * credit))
             sure = max(sure, min(proven, credit + UTMOST_SHARE * looked_up))

@@ -28,7 +28,7 @@ NUM_PARTS = 32
 _STUDENT = 2.04
 """Standard errors of a 95 % interval, with 32 parts."""
 
-_LEAST_BLOCKS = 3.0
+_MIN_BLOCKS = 3.0
 """Sampled blocks by which any sum may be wrong (the rule of three): if none was seen, fewer than
 three were to be expected, with 95 % confidence."""
 
@@ -156,7 +156,7 @@ class PairedEstimator:
         gained, lost = per_gain * sum(self._gained), per_loss * sum(self._lost)
         gains = [g - rate * m for g, m in zip(self._gained, self._missed, strict=True)]
         error = hypot(
-            _LEAST_BLOCKS * per_loss,
+            _MIN_BLOCKS * per_loss,
             _upper_bound(gained, per_gain * self._spread(gains)),
             _upper_bound(lost, per_loss * self._spread(self._lost)),
             self._simulation_error(),

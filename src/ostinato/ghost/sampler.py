@@ -26,7 +26,7 @@ from zlib import crc32
 
 from ostinato.core.identity import Identity, PrefixKey
 
-_ASKED_TOKENS = 16
+_HASHED_TOKENS = 16
 """Leading tokens of a block that decide whether it is chosen."""
 
 _BEFORE = 4
@@ -69,7 +69,7 @@ class Sampler:
         """
         step = max(1, min(step, int(stride)))
         self._block_size = block_size
-        self._hashed_tokens = min(block_size, _ASKED_TOKENS)
+        self._hashed_tokens = min(block_size, _HASHED_TOKENS)
         self._step_tokens = step * block_size
         self._first = step // 2 * block_size
         self._limit = int(2**32 * step / stride)

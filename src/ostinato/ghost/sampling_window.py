@@ -23,7 +23,7 @@ from ostinato.settings import PrefixCacheConfig
 WINDOW_BLOCKS = 4096
 """Sampled blocks of one window."""
 
-_LEAST_BLOCKS = 64
+_MIN_BLOCKS = 64
 """Minimum size of a simulation; a smaller one says little about a large cache."""
 
 
@@ -50,7 +50,7 @@ class SamplingPlan:
         """
         mean_blocks = counts.query_tokens / max(1, counts.num_requests) / config.block_size
         pool, max_blocks = config.num_blocks, config.num_ghost_blocks
-        size = max(1, min(pool, max_blocks, max(_LEAST_BLOCKS, int(pool / max(1.0, mean_blocks)))))
+        size = max(1, min(pool, max_blocks, max(_MIN_BLOCKS, int(pool / max(1.0, mean_blocks)))))
         return SamplingPlan(size, pool / size, max(1, int(mean_blocks / 2)))
 
 

@@ -15,7 +15,7 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import LeastRecentlyUsed, Victim
 from ostinato.indexes.block_copy import BlockContent, BlockCopy
 
-_MOST_COMPARED = 256
+_MAX_COMPARED = 256
 
 
 class Checkpoint(BlockCopy):
@@ -92,5 +92,5 @@ class LeastSavedWork(LeastRecentlyUsed):
             assert isinstance(entry, Checkpoint)
             return entry.saved_tokens * entry.uses / (now - entry.idle_tick)
 
-        entry = min(islice(self, _MOST_COMPARED), key=worth, default=None)
+        entry = min(islice(self, _MAX_COMPARED), key=worth, default=None)
         return None if entry is None else (entry, 1)

@@ -10,10 +10,10 @@ Source: sparse checkpoints by expected overlap, arXiv 2605.05219.
 from collections.abc import Sequence
 from math import inf
 
-_MOST_DEPTHS = 24
+_MAX_DEPTHS = 24
 """Depths that are considered for one prompt."""
 
-_LEAST_SHARE = 1 / 16
+_MIN_SHARE = 1 / 16
 """Share of all branches that must begin at a depth to make it worth a checkpoint."""
 
 _HALF_LIFE = 512
@@ -53,10 +53,10 @@ class Placement:
         """
         if self.budget < 1 or last <= first:
             return []
-        min_weight = _LEAST_SHARE * sum(self._weights.values())
+        min_weight = _MIN_SHARE * sum(self._weights.values())
         known = [(d, w) for d, w in self._weights.items() if first <= d <= last and w >= min_weight]
         if not known and has_unused:
-            step = max(1, (last - first + 1) // _MOST_DEPTHS)
+            step = max(1, (last - first + 1) // _MAX_DEPTHS)
             known = [(depth, 1.0) for depth in range(first, last + 1, step)]
         return place(sorted(known), first - 1, self.budget)
 

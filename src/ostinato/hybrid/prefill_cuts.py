@@ -26,7 +26,7 @@ from ostinato.hybrid.checkpoint import HeldStates
 from ostinato.hybrid.placement import Placement, place
 from ostinato.settings import StateConfig
 
-MOST_WAITING_CUTS = 4
+MAX_WAITING_CUTS = 4
 """The most positions at which one prefill is cut for waiting prompts."""
 
 
@@ -99,7 +99,7 @@ class StateCuts:
             if end > start and end not in known:
                 counts[end // self.unit] = counts.get(end // self.unit, 0.0) + 1.0
         if counts:
-            chosen = place(sorted(counts.items()), start // self.unit, MOST_WAITING_CUTS)
+            chosen = place(sorted(counts.items()), start // self.unit, MAX_WAITING_CUTS)
             held.cuts = sorted(known.union(depth * self.unit for depth in chosen))
 
     def _floor(self, num_tokens: int) -> int:

@@ -25,7 +25,7 @@ from ostinato.core.setting import setting
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractResolver
 
-MOST_REDIRECTS = 3  # that are followed; each is checked as the first URL is
+MAX_REDIRECTS = 3  # that are followed; each is checked as the first URL is
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
@@ -190,7 +190,7 @@ async def read_web(
     async with aiohttp.ClientSession(
         connector=connector, auto_decompress=False, headers={"Accept-Encoding": "identity"}
     ) as session:
-        for _ in range(MOST_REDIRECTS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             _check_host(target, limits)
             async with session.get(target, allow_redirects=False) as response:
                 if response.status in _REDIRECTS:
@@ -201,7 +201,7 @@ async def read_web(
                         f"image {target!s:.120} cannot be fetched: HTTP status {response.status}"
                     )
                 return await _body(response, target, limits)
-    raise RequestError(f"image {url!r:.120}: more than {MOST_REDIRECTS} redirects")
+    raise RequestError(f"image {url!r:.120}: more than {MAX_REDIRECTS} redirects")
 
 
 def _check_host(target: URL, limits: MediaLimits) -> None:

@@ -121,7 +121,7 @@ class PromptSpan:
     @property
     def _template(self) -> str:
         if self.reason is None:
-            return _FOUND[self.outcome]
+            return _OUTCOMES[self.outcome]
         if self.reason is MissReason.NEVER_SEEN and self.request:
             return "never seen: the nearest prompt, that of {other}, ends before"
         if self.reason is MissReason.NEVER_SEEN and not self.start:
@@ -133,7 +133,7 @@ class PromptSpan:
         return _COMPUTED[self.reason]
 
 
-_FOUND = {
+_OUTCOMES = {
     SpanOutcome.HIT: "found in the cache",
     SpanOutcome.WAITED: "found in the cache: {other} computed them while this one waited",
     SpanOutcome.LOADED: "loaded from the {setting}",

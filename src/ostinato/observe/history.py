@@ -37,10 +37,10 @@ from ostinato.observe.prefix_digests import DigestKey
 from ostinato.observe.request_record import RequestRecord
 from ostinato.settings import PrefixCacheConfig
 
-LEAST_TOKENS = 65_536
+MIN_TOKENS = 65_536
 """Minimum number of remembered tokens: 256 KiB."""
 
-LEAST_LOSSES = 1024
+MIN_LOSSES = 1024
 """Minimum number of remembered losses."""
 
 TOKENS_PER_SLOT = 4
@@ -92,12 +92,12 @@ class RequestHistory(CacheObserver):
         self.digest_key = DigestKey()
         self._is_on = config.enable_prefix_caching
         self._clock = clock
-        self._max_tokens = max(LEAST_TOKENS, TOKENS_PER_SLOT * config.num_slots)
+        self._max_tokens = max(MIN_TOKENS, TOKENS_PER_SLOT * config.num_slots)
         self._num_tokens = 0
         self._number = 0
         self._records: deque[RequestRecord] = deque()
         self._by_table: dict[int, RequestRecord] = {}
-        self._losses: deque[Loss] = deque(maxlen=max(LEAST_LOSSES, config.num_blocks))
+        self._losses: deque[Loss] = deque(maxlen=max(MIN_LOSSES, config.num_blocks))
         # Records and blocks that the running step publishes; by block as far as was looked up.
         self._publishing: list[tuple[RequestRecord, array[int]]] = []
         self._in_step: dict[int, RequestRecord] = {}

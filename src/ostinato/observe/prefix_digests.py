@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ostinato.core.tokens import TOKEN_BYTES
 
-MOST_DIGESTS = 256
+MAX_DIGESTS = 256
 """Digested prefixes per sequence; of a longer one every second, fourth, .. block ends one."""
 
 
@@ -34,7 +34,7 @@ class DigestKey:
     def digests(self, tokens: bytes, block_size: int) -> PrefixDigests:
         """Return digests of a sequence's prefixes, at ends of blocks."""
         size = block_size * TOKEN_BYTES
-        step = size * -(-len(tokens) // (size * MOST_DIGESTS)) if tokens else size
+        step = size * -(-len(tokens) // (size * MAX_DIGESTS)) if tokens else size
         return PrefixDigests(step, tuple(self._walk(tokens, step)))
 
     def num_common_tokens(self, known: PrefixDigests, tokens: bytes) -> int:

@@ -18,8 +18,8 @@ class _FirstErrorOnly(FailFast):
 Items = Annotated[list[ItemT], _FirstErrorOnly()]
 """A list validated up to its first error: half a million errors take seconds to format."""
 
-MOST_FIELDS = 256
-MOST_MESSAGES = 8192
+MAX_FIELDS = 256
+MAX_MESSAGES = 8192
 
 
 class Body(BaseModel):
@@ -33,10 +33,8 @@ class Body(BaseModel):
         """Treat null as a missing field, as OpenAI's API does."""
         if not isinstance(body, dict):
             return body
-        if len(body) > MOST_FIELDS:
-            raise ValueError(
-                f"an object of {len(body)} fields: at most {MOST_FIELDS} are looked at"
-            )
+        if len(body) > MAX_FIELDS:
+            raise ValueError(f"an object of {len(body)} fields: at most {MAX_FIELDS} are looked at")
         return {name: value for name, value in body.items() if value is not None}
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ostinato.protocol.body import MOST_MESSAGES, Items, OpenBody, TextOrImageUrl
+from ostinato.protocol.body import MAX_MESSAGES, Items, OpenBody, TextOrImageUrl
 from ostinato.protocol.conversation import ToolUse, add_reasoning, parts_of
 from ostinato.protocol.marks import Breakpoint, CacheControl, MarkedPart, breakpoints_of
 from ostinato.protocol.sampling import (
@@ -17,7 +17,7 @@ from ostinato.protocol.sampling import (
     template_effort,
 )
 from ostinato.protocol.tools import (
-    MOST_TOOLS,
+    MAX_TOOLS,
     CallBody,
     CallId,
     ChatTool,
@@ -194,7 +194,7 @@ class ChatBody(TemplateFields, SamplingFields):
     ANSWER_FIELD: ClassVar = "response_format"
     BUDGET_IS_HINT: ClassVar = False
 
-    messages: Items[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: Items[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(
         default=None, ge=1, description="Older name of max_completion_tokens."
     )
@@ -210,7 +210,7 @@ class ChatBody(TemplateFields, SamplingFields):
     include_reasoning: bool = Field(default=True, description="Whether reasoning is sent.")
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
     response_format: ResponseFormat | None = None
-    tools: Items[ChatTool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tools: Items[ChatTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
 

@@ -17,7 +17,7 @@ def each_prompt(prompt: PromptBody) -> list[str | list[int]]:
     return prompt  # type: ignore[return-value]
 
 
-MOST_PROMPTS = 1024
+MAX_PROMPTS = 1024
 
 
 class CompletionBody(SamplingFields):
@@ -34,9 +34,9 @@ class CompletionBody(SamplingFields):
     def _something_to_answer(self) -> "CompletionBody":
         if self.prompt == []:
             raise ValueError("prompt is an empty list: give a text, token ids, or a list of either")
-        if len(self.prompts) > MOST_PROMPTS:
+        if len(self.prompts) > MAX_PROMPTS:
             raise ValueError(
-                f"{len(self.prompts)} prompts: at most {MOST_PROMPTS} in a request; send several"
+                f"{len(self.prompts)} prompts: at most {MAX_PROMPTS} in a request; send several"
             )
         if self.echo and self.prompt_logprob_start > 1:
             raise ValueError(

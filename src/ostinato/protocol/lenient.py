@@ -21,7 +21,7 @@ from ostinato.protocol.conversation import Message, Tool, Turns, add_reasoning, 
 from ostinato.protocol.messages import thinking_variables
 from ostinato.protocol.response_tools import CustomTool, function_name, write_input
 from ostinato.protocol.sampling import template_effort
-from ostinato.protocol.tools import MOST_TOOLS
+from ostinato.protocol.tools import MAX_TOOLS
 from ostinato.protocol.volatile import CHECKSUM_RULES, Stabiliser
 
 SCORING_PATHS = (
@@ -245,7 +245,7 @@ def _response_tools(tools: Iterable[Values], namespace: str | None = None) -> It
             case "function":
                 yield _function({**tool, "name": name}, "parameters")
             case "namespace" if namespace is None:
-                inner = _objects(tool.get("tools"))[:MOST_TOOLS]
+                inner = _objects(tool.get("tools"))[:MAX_TOOLS]
                 yield from _response_tools(inner, name)
             case "custom":
                 try:
@@ -266,7 +266,7 @@ _READERS: Mapping[str, Callable[[Values], Values]] = {
 
 def _tools(fields: Values) -> list[Values]:
     """Return the tools; servers refuse more than so many."""
-    return _objects(fields.get("tools"))[:MOST_TOOLS]
+    return _objects(fields.get("tools"))[:MAX_TOOLS]
 
 
 def _function(function: Values, schema: str) -> Values:

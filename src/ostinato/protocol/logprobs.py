@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON lacks."""
 
 
@@ -108,4 +108,4 @@ def _text(logprob: Logprob) -> str:
 
 
 def _finite(value: float) -> float:
-    return max(value, LEAST)
+    return max(value, MIN_LOGPROB)

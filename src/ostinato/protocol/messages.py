@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ostinato.protocol.body import MOST_MESSAGES, Items, OpenBody
+from ostinato.protocol.body import MAX_MESSAGES, Items, OpenBody
 from ostinato.protocol.conversation import Message, Tool, ToolUse, use_tools
 from ostinato.protocol.marks import Breakpoint, CacheControl
 from ostinato.protocol.message_blocks import (
@@ -29,10 +29,10 @@ from ostinato.protocol.sampling import (
     template_effort,
 )
 from ostinato.protocol.schemas import closed
-from ostinato.protocol.tools import MOST_TOOLS, ToolName
+from ostinato.protocol.tools import MAX_TOOLS, ToolName
 from ostinato.settings import KeepReasoning
 
-MOST_BREAKPOINTS = 4
+MAX_BREAKPOINTS = 4
 
 
 def thinking_variables(kind: str | None) -> dict[str, Any]:
@@ -121,9 +121,9 @@ class CountBody(OpenBody):
     """Count the tokens of a prompt."""
 
     model: str
-    messages: Items[AnthropicMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: Items[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | Items[TextBlock] = ""
-    tools: Items[AnthropicTool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tools: Items[AnthropicTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: AnthropicChoice = AnthropicChoice(type="auto")
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
@@ -142,9 +142,9 @@ class CountBody(OpenBody):
         speakers = [message.role for message in self.messages if message.role != "system"]
         if not speakers or speakers[-1] != "user":
             raise ValueError("the last message is the assistant's: it cannot be continued here")
-        if len(self.breakpoints()) > MOST_BREAKPOINTS:
+        if len(self.breakpoints()) > MAX_BREAKPOINTS:
             raise ValueError(
-                f"{len(self.breakpoints())} blocks have cache_control: at most {MOST_BREAKPOINTS} "
+                f"{len(self.breakpoints())} blocks have cache_control: at most {MAX_BREAKPOINTS} "
                 "may have it"
             )
         return self

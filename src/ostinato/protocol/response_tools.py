@@ -24,7 +24,7 @@ from pydantic import Discriminator, Field, Tag
 from ostinato.protocol.body import Items, OpenBody
 from ostinato.protocol.conversation import Tool
 from ostinato.protocol.lark import NotRegular, expression_of
-from ostinato.protocol.tools import MOST_TOOLS, FunctionBody, HostedTool, ToolName
+from ostinato.protocol.tools import MAX_TOOLS, FunctionBody, HostedTool, ToolName
 
 _INPUT = "input"
 """The one argument of a custom tool."""
@@ -106,7 +106,7 @@ class NamespaceTool(OpenBody):
     name: ToolName
     description: str | None = None
     tools: Items[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]] = Field(
-        default_factory=list, max_length=MOST_TOOLS
+        default_factory=list, max_length=MAX_TOOLS
     )
 
 

@@ -37,7 +37,7 @@ from ostinato.protocol.sampling import (
     template_effort,
 )
 from ostinato.protocol.tools import (
-    MOST_TOOLS,
+    MAX_TOOLS,
     CallId,
     HostedTool,
     JsonObjectFormat,
@@ -236,7 +236,7 @@ class ResponsesBody(SamplerFields, CacheFields):
     max_output_tokens: int | None = Field(default=None, ge=1)
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
-    tools: Items[ResponseTool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tools: Items[ResponseTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = TextConfig()

@@ -25,13 +25,13 @@ def template_effort(effort: str) -> str:
 TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 """Keys are strings, as JSON has no others."""
 
-MOST_BIASES = 1024
+MAX_BIASES = 1024
 
 
 def _few(biases: Any) -> Any:
     """Refuse too many biases before validating each of them."""
-    if isinstance(biases, dict) and len(biases) > MOST_BIASES:
-        raise ValueError(f"{len(biases)} tokens: at most {MOST_BIASES} can be biased")
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise ValueError(f"{len(biases)} tokens: at most {MAX_BIASES} can be biased")
     return biases
 
 

@@ -13,7 +13,7 @@ ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")
 
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
-MOST_TOOLS = 128
+MAX_TOOLS = 128
 
 
 class FunctionBody(OpenBody):

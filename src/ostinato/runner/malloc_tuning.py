@@ -20,7 +20,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 LARGEST_KEPT_BYTES = 32 * 2**20
 """Larger blocks are always returned to the kernel: glibc's own limit, on 64 bits."""
 
-MOST_KEPT_BYTES = 256 * 2**20
+MAX_KEPT_BYTES = 256 * 2**20
 """Maximum free memory at the end of the heap that is kept."""
 
 _RETURNED_BYTES = 2**20
@@ -32,7 +32,7 @@ def keep_large_blocks() -> bool:
     Returns:
         Whether it was configured: not without glibc, or if the environment configures it.
     """
-    return _configure(LARGEST_KEPT_BYTES, MOST_KEPT_BYTES)
+    return _configure(LARGEST_KEPT_BYTES, MAX_KEPT_BYTES)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ INSTEAD = "load the unquantized checkpoint with quantization='int4' or 'int8'"
 _LOUDER = 64.0
 """Factor on the other rows; it turns their numbers into outliers."""
 
-_MOST_DIFFERENCE = 1e-3
+_MAX_DIFFERENCE = 1e-3
 """Relative to the row: less than half a step of 8 bits, more than the order of sums explains in
 float32. In 16 bits one unit in the last place is allowed instead."""
 
@@ -137,7 +137,7 @@ def change_by_neighbours(module: nn.Module, rows: Tensor, output: Tensor) -> flo
     others[..., 0, :] = rows[..., 0, :]
     before, after = output[..., 0, :].double(), module(others)[..., 0, :].double()
     change = float((after - before).norm() / before.norm().clamp(min=1e-30))
-    allowed = max(_MOST_DIFFERENCE, torch.finfo(output.dtype).eps)
+    allowed = max(_MAX_DIFFERENCE, torch.finfo(output.dtype).eps)
     return None if change <= allowed else change
 
 

@@ -47,7 +47,7 @@ from ostinato.runner.settings import ForwardName
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_LEAST_SHARE = 0.5
+_MIN_SHARE = 0.5
 """Minimum share of linear layers in a quantized model's weights, embeddings left out; with less,
 quantizing saves little memory and time."""
 
@@ -175,11 +175,11 @@ def _check_quantizable(model: "PreTrainedModel", quantization: Quantization) -> 
     if (unpacked := why_unpacked(model.dtype, model.device)) is not None:
         raise ConfigError(f"{setting} needs packed weights, but {unpacked}: set quantization=None")
     share = share_in_linears(model)
-    if quantization.stored is None and share < _LEAST_SHARE:
+    if quantization.stored is None and share < _MIN_SHARE:
         raise UnsupportedModel(
             f"{setting}: of the weights of {type(model).__name__} beside its embeddings, only "
             f"{share:.0%} are in linear layers and experts that are packed here (at least "
-            f"{_LEAST_SHARE:.0%} is needed): set quantization=None"
+            f"{_MIN_SHARE:.0%} is needed): set quantization=None"
         )
 
 

@@ -29,7 +29,7 @@ KEPT_STEPS = 15
 WELL_MEASURED = 3
 """Steps from which on a cell counts in full."""
 
-LEAST_MEASURED = 64
+MIN_MEASURED = 64
 """Tokens of the largest step from which on the time of a prompt can be told."""
 
 FIT_EVERY_S = 0.5
@@ -90,7 +90,7 @@ class LearnedPrices:
 
     def prompt_s(self, start: int, num_tokens: int) -> float | None:
         """Return how long a prompt's tokens take after ``start`` others; None if unknown."""
-        if self.now is None or self.max_measured_tokens < LEAST_MEASURED:
+        if self.now is None or self.max_measured_tokens < MIN_MEASURED:
             return None
         return self.now.fixed_s + self.now.prompt_s(start, num_tokens)
 

@@ -17,7 +17,7 @@ LIKELY_FREE = 8
 """Free tokens where lists fit alike: on the processors measured so far, eight rows cost what one
 does."""
 
-MOST_KEY_SHARE = 8
+MAX_KEY_SHARE = 8
 """A key costs at most this part of a token."""
 
 NUM_REFINEMENTS = 3
@@ -78,7 +78,7 @@ class _Fit(NamedTuple):
         In short prompts both are alike in number, so that figures do not tell.
         """
         _, token_s, key_s, _ = self.prices
-        return key_s * MOST_KEY_SHARE <= token_s
+        return key_s * MAX_KEY_SHARE <= token_s
 
 
 def _fit_bends(

@@ -1,12 +1,12 @@
 """Bounds steps by time, with the price list of this machine.
 
 While anything else decodes or waits, a step takes ``max_step_ms``, or longer where less would cost
-more than a tenth of the prompt rate, since each step reads all weights; at most ``MOST_DECODES``
+more than a tenth of the prompt rate, since each step reads all weights; at most ``MAX_DECODES``
 times as long as without prompts. Alone, a prompt takes the smallest step that is as fast as any
 within ``LOST_ALONE``: a request that arrives meanwhile waits for that step.
 
 Predictions may be wrong where nothing was measured: more tokens, longer prompts, more sequences
-than ever before. So a step takes at most ``MOST_LATE`` times its limit whatever the prices are, by
+than ever before. So a step takes at most ``MAX_LATE`` times its limit whatever the prices are, by
 the bound of ``learned_prices``: it grows in all kinds of work as fast as what was measured allows.
 An engine that has measured nothing takes a small step: a second where a large model computes 64
 tokens a second.
@@ -34,13 +34,13 @@ LOST_RATE = 0.1
 LOST_ALONE = 0.03
 """Share of the prompt rate that is lost where nothing else lives."""
 
-MOST_DECODES = 8
+MAX_DECODES = 8
 """A step takes at most so many times what its decodes alone would take, unless within the limit."""
 
 FEW_TOKENS = 8
 """Tokens of a step whose time is about that of reading the weights."""
 
-MOST_LATE = 2
+MAX_LATE = 2
 """A step takes at most so many times its limit, whatever is not measured yet."""
 
 
@@ -127,7 +127,7 @@ class StepTimer(StepCosts):
         free_tokens = max(0, prices.free_tokens - num_decoding)
         self._meter = StepMeter(
             room_tokens, decodes, prices, self.limit_s - decodes_s, free_tokens,
-            self.prices.measured, MOST_LATE * self.limit_s,
+            self.prices.measured, MAX_LATE * self.limit_s,
         )  # fmt: skip
 
     def max_chunk_tokens(self, start: int) -> int:
@@ -163,6 +163,6 @@ class StepTimer(StepCosts):
             num_tokens = prices.tokens_for_rate(1 - lost, start, self._max_tokens)
             return prices.prompt_s(start, num_tokens, prices.free_tokens)
 
-        patient_s = min(decodes_s + extra_s(LOST_RATE), MOST_DECODES * decodes_s)
+        patient_s = min(decodes_s + extra_s(LOST_RATE), MAX_DECODES * decodes_s)
         limit_s = max(self._max_step_s, patient_s)
         return max(limit_s, decodes_s + extra_s(LOST_ALONE)) if is_alone else limit_s

@@ -201,7 +201,7 @@ _CODES = {
     "json_invalid": "invalid_json",
     "unsupported_content": "unsupported_content",
 }
-_MOST_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 def describe_invalid(errors: Sequence[Any], body: Any) -> tuple[str, str | None, str]:
@@ -229,7 +229,7 @@ def describe_invalid(errors: Sequence[Any], body: Any) -> tuple[str, str | None,
         name = str(first["loc"][-1])
         return f"unknown parameter {name!r:.200}: this server does not know it", param, code
     reasons = dict.fromkeys(_reason(error) for place, error in about if place == steps)
-    message = "; or: ".join([*reasons][:_MOST_SHOWN])
+    message = "; or: ".join([*reasons][:_MAX_SHOWN])
     return (f"{param}: {message}" if param else message), param, code
 
 

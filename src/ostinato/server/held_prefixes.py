@@ -17,7 +17,7 @@ from ostinato.engine.requests.prompts import PromptDict
 from ostinato.server.call import Covered
 from ostinato.tenants.terms import LeaseReceipt, LeaseTerms, is_salt_of
 
-MOST_HELD = 4096
+MAX_HELD = 4096
 """Most leases that are remembered; a forgotten one still expires by itself."""
 
 _Key = tuple[str, LeaseTerms, bytes]
@@ -70,7 +70,7 @@ class HeldPrefixes:
         self._held.pop(key, None)
         if receipt.lease_id is not None:
             self._held[key] = receipt
-        if len(self._held) > MOST_HELD:
+        if len(self._held) > MAX_HELD:
             self._held.popitem(last=False)
         return receipt
 

@@ -22,8 +22,8 @@ from typing import Any
 from ostinato.protocol.conversation import Message
 from ostinato.tenants.terms import is_salt_of
 
-MOST_PER_TENANT = 512
-MOST_BYTES = 64 * 2**20
+MAX_PER_TENANT = 512
+MAX_BYTES = 64 * 2**20
 
 _MIN_FIELD_BYTES = 256
 """Fields of a body from this size on are pieces of their own."""
@@ -131,7 +131,7 @@ class _Tenant:
 class ResponseStore:
     """Stores responses by tenant and id."""
 
-    def __init__(self, max_per_tenant: int = MOST_PER_TENANT, max_bytes: int = MOST_BYTES):
+    def __init__(self, max_per_tenant: int = MAX_PER_TENANT, max_bytes: int = MAX_BYTES):
         """Start empty."""
         self._max_per_tenant = max_per_tenant
         self._max_bytes = max_bytes

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from ostinato.cache.eviction import EvictionPolicy, RequestSummary
 
-LEAST_SHARE = 0.07
+MIN_SHARE = 0.07
 """Share of the older half that is worth least and is not copied. With 0.15, half as much is copied,
 and the agents of docs/tiers.md lose 0.8 points of their hits."""
 
@@ -181,7 +181,7 @@ def _choices(
     """Return per segment the best rank that would be lost, and the size and items of the copies."""
     ranks = {item: rank(item) for items in segments.values() for item in items}
     sample = sorted(list(ranks.values())[:: -(-len(ranks) // MAX_RANKS) or 1])
-    min_rank = sample[int(LEAST_SHARE * len(sample))] if sample else (0.0, 0.0, 0)
+    min_rank = sample[int(MIN_SHARE * len(sample))] if sample else (0.0, 0.0, 0)
     choices = list[tuple[Rank, int, Segment, list[Item]]]()
     for segment, items in segments.items():
         leased = [item for item in items if item.keep_until > now_s]

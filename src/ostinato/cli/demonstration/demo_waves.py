@@ -210,16 +210,16 @@ class Calls:
     suffix_tokens: int = SUFFIX_TOKENS
 
 
-MOST_CALLS = len(_VERBS) * len(_MOODS) * len(_WHO)
+MAX_CALLS = len(_VERBS) * len(_MOODS) * len(_WHO)
 
 
 def calls(count: int) -> list[str]:
     """Return that many different prompts, 528 characters each.
 
     Args:
-        count: At most ``MOST_CALLS``; the first of them are the same for every count.
+        count: At most ``MAX_CALLS``; the first of them are the same for every count.
     """
-    assert count <= MOST_CALLS
+    assert count <= MAX_CALLS
     endings = islice(product(_VERBS, _MOODS, _WHO), count)
     return [f"{SYSTEM_PROMPT}\n{mood} {who} {verb}: " for verb, mood, who in endings]
 
@@ -228,7 +228,7 @@ def calls_in_words(count: int, tokenize: Callable[[str], list[int]]) -> Calls:
     """Return questions about one note, all of the most common length.
 
     Args:
-        count: At most ``MOST_CALLS``; there may be fewer of one length.
+        count: At most ``MAX_CALLS``; there may be fewer of one length.
         tokenize: Turns a text into a model's ids.
     """
     endings = [

@@ -31,7 +31,6 @@ from ostinato.errors import RequestError, naming
 
 ResultT = TypeVar("ResultT")
 ItemT = TypeVar("ItemT")
-MadeT = TypeVar("MadeT")
 
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
@@ -144,7 +143,9 @@ def texts_of(name: str, given: str | Sequence[str]) -> list[str]:
     return texts
 
 
-def _named_each(noun: str, items: Sequence[ItemT], make: Callable[[ItemT], MadeT]) -> list[MadeT]:
+def _named_each(
+    noun: str, items: Sequence[ItemT], make: Callable[[ItemT], ResultT]
+) -> list[ResultT]:
     """Return what is prepared of each item; an error names the item."""
     prepared = []
     for number, item in enumerate(items):

@@ -124,7 +124,7 @@ class GrammarConstraint:
 class DelayedConstraint:
     """A constraint that applies once the output has passed an expression: after the reasoning."""
 
-    _MOST_TEXT = 256
+    _MAX_TEXT = 256
     """Characters at the end of the text that the expression is looked for in."""
 
     def __init__(
@@ -185,7 +185,7 @@ class DelayedConstraint:
         if not self._is_free:
             self._constraint.advance(token_id)
             return
-        self._text = (self._text + self._tokens.text(token_id))[-self._MOST_TEXT :]
+        self._text = (self._text + self._tokens.text(token_id))[-self._MAX_TEXT :]
         self._budget.add_token()
         with self._budget:
             self._search()

@@ -28,10 +28,10 @@ from ostinato.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("ostinato")
 
-MOST_WAITING = 16
+MAX_WAITING = 16
 """Hits that wait for an idle moment; further ones are not drawn."""
 
-MOST_FINDINGS = 16
+MAX_FINDINGS = 16
 """Findings that are kept; all are counted."""
 
 
@@ -73,7 +73,7 @@ class HitAudit:
         num_tokens = num_cached_tokens - num_cached_tokens % self._unit
         if not num_tokens or self._random.random() >= self._share:
             return
-        if len(self._waiting) < MOST_WAITING:
+        if len(self._waiting) < MAX_WAITING:
             tokens = request.prompt_token_ids[:num_tokens]
             self._waiting.append(PrefixKey(request.identity, tokens))
             self._count(num_drawn=1)
@@ -142,7 +142,7 @@ class HitAudit:
             finding.num_removed,
         )
         self._count(num_different=1, num_removed=finding.num_removed)
-        findings = (*self.counts.findings, finding)[-MOST_FINDINGS:]
+        findings = (*self.counts.findings, finding)[-MAX_FINDINGS:]
         self.counts = replace(self.counts, findings=findings)
 
     def _remove(self, finding: AuditFinding) -> int:

@@ -20,7 +20,7 @@ from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.observe.prompt_diff import num_alike
 
-MOST_ANSWERS = 32
+MAX_ANSWERS = 32
 """Answers of one prompt that are kept before they are decoded: the newest."""
 
 AddAnswer = Callable[[TokenizedText, "array[int]"], TokenizedText]
@@ -74,7 +74,7 @@ class KnownTexts:
                 entry = _Entry(namespace, known)
                 self._insert(entry)
             if entry in self._recent:
-                entry.answers = (*entry.answers[1 - MOST_ANSWERS :], answer)
+                entry.answers = (*entry.answers[1 - MAX_ANSWERS :], answer)
                 self._count(entry)
 
     def nearest(self, namespace: bytes, text: bytes) -> Iterator[tuple[TokenizedText, int]]:

@@ -37,7 +37,7 @@ from ostinato.settings import StateConfig, WindowConfig, window_blocks
 
 logger = logging.getLogger("ostinato")
 
-_MOST_CHECKPOINTS = 4096
+_MAX_CHECKPOINTS = 4096
 """Unless ``num_state_slots`` is set: the time to find the one to evict grows with their number."""
 
 
@@ -232,7 +232,7 @@ def size_states(
     else:
         checkpoints = config.num_blocks * config.block_size // TOKENS_PER_CHECKPOINT
         slots = min(running + checkpoints, memory // state_bytes)
-    return StateConfig(max(2, min(slots, running + _MOST_CHECKPOINTS)))
+    return StateConfig(max(2, min(slots, running + _MAX_CHECKPOINTS)))
 
 
 def _read_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase | None:

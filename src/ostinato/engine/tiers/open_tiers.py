@@ -15,16 +15,16 @@ from ostinato.tiers.port import KVTier, TierListener
 from ostinato.tiers.remote import RemoteOptions
 from ostinato.tiers.remote.address import open_remote
 
-LEAST_BLOCKS = 64
+MIN_BLOCKS = 64
 """Blocks that host memory or a disk must hold."""
 
 SEGMENT_RECORDS = 9
 """Records that a segment has room for, one of them for headers: copies of fewer waste its rest."""
 
-LEAST_SEGMENTS = 4
+MIN_SEGMENTS = 4
 """Of a disk or of host memory."""
 
-LEAST_SECRET_BYTES = 16
+MIN_SECRET_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _smallest_limit(config: EngineConfig, groups: TierGroups) -> int:
                 "memory that are available: lower it"
             )
     largest, each = groups.largest_block_bytes, groups.bytes_per_block
-    min_limit = max(LEAST_BLOCKS * each, LEAST_SEGMENTS * SEGMENT_RECORDS * largest)
+    min_limit = max(MIN_BLOCKS * each, MIN_SEGMENTS * SEGMENT_RECORDS * largest)
     for name, limit in limits.items():
         if limit < min_limit:
             raise ConfigError(
@@ -105,9 +105,9 @@ def _secret(config: EngineConfig) -> bytes:
             f"kv_secret_file={str(config.kv_secret_file)!r}: {error.strerror}: name a file of 16 "
             "random bytes or more that can be read"
         ) from error
-    if len(secret) < LEAST_SECRET_BYTES:
+    if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
             f"kv_secret_file={str(config.kv_secret_file)!r} has {len(secret)} bytes: it needs "
-            f"{LEAST_SECRET_BYTES} random ones at least"
+            f"{MIN_SECRET_BYTES} random ones at least"
         )
     return secret

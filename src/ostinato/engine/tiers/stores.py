@@ -55,13 +55,13 @@ STAGING_BYTES = 32 << 20
 SHARE = 0.0125
 """Of the processors' time, for storing while requests run."""
 
-MOST_CREDIT_S = 0.1
+MAX_CREDIT_S = 0.1
 """Processor time that may be accumulated for it."""
 
 FILL_SHARE = 0.75
 """Of the smallest disk, for everything that is cached: more would evict what was written first."""
 
-MOST_WAITING = 4096
+MAX_WAITING = 4096
 """Prefixes that wait to be written; of more, the oldest are not written."""
 
 LOW_UNUSED = 0.125
@@ -108,11 +108,11 @@ class TierStores(CacheObserver):
         self._waiting: deque[_Pending] = deque()
         self._marked = defaultdict[int, set[int]](set)
         # By the number of their pool: blocks that are stored or being written.
-        self._used: deque[tuple[PrefixKey, int, ReuseClass]] = deque(maxlen=MOST_WAITING)
-        self._prompts: deque[tuple[PrefixKey, int]] = deque(maxlen=MOST_WAITING)
+        self._used: deque[tuple[PrefixKey, int, ReuseClass]] = deque(maxlen=MAX_WAITING)
+        self._prompts: deque[tuple[PrefixKey, int]] = deque(maxlen=MAX_WAITING)
         # Where prompts ended: windows are written before these as well as before cached ends.
         self._running: Future[None] | None = None
-        self._credit_s = MOST_CREDIT_S
+        self._credit_s = MAX_CREDIT_S
         self._pressure: Literal["none", "new", "known"] = "none"
         self._paused_until_s = 0.0
         self._fill_bytes = self._max_tokens = inf
@@ -217,7 +217,7 @@ class TierStores(CacheObserver):
             return
         if pending.num_tokens > self._max_tokens:  # its tail would evict its beginning
             pending = replace(pending, num_tokens=int(self._max_tokens))
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             self._waiting.popleft()
             self.num_left_out += 1
         self._waiting.append(pending)
@@ -250,7 +250,7 @@ class TierStores(CacheObserver):
 
     def add_credit(self, busy_s: float, num_threads: int) -> None:
         """Add a step's share of processor time for storing."""
-        self._credit_s = min(MOST_CREDIT_S, self._credit_s + busy_s * num_threads * SHARE)
+        self._credit_s = min(MAX_CREDIT_S, self._credit_s + busy_s * num_threads * SHARE)
 
     def pump(self, is_idle: bool = False) -> bool:
         """Copy a prefix out, if the writer is free; returns whether there is more to do.
@@ -314,8 +314,8 @@ class TierStores(CacheObserver):
         waiting = [one for one in self._waiting if not one.key.identity.belongs_to(tenant)]
         used = [one for one in self._used if not one[0].identity.belongs_to(tenant)]
         prompts = [one for one in self._prompts if not one[0].identity.belongs_to(tenant)]
-        self._waiting, self._used = deque(waiting), deque(used, MOST_WAITING)
-        self._prompts = deque(prompts, MOST_WAITING)
+        self._waiting, self._used = deque(waiting), deque(used, MAX_WAITING)
+        self._prompts = deque(prompts, MAX_WAITING)
         self._running = self._writer.submit(self._wipe)
         return self._running
 
@@ -325,7 +325,7 @@ class TierStores(CacheObserver):
     def queue_everything(self) -> None:
         """Queue what is cached, the most used and the last used first, as far as tiers hold it."""
         paths = cached_paths(self._manager, self._has_images, self._groups, self._fill_bytes)
-        paths = paths[: MOST_WAITING - len(self._waiting)]
+        paths = paths[: MAX_WAITING - len(self._waiting)]
         for key in paths:
             self._queue(_Pending(key, len(key)))
         prompts, match = list(self._prompts), self._manager.match
@@ -333,7 +333,7 @@ class TierStores(CacheObserver):
         queued = set[int]()
         for key in paths if prompts else ():
             queued.update(match(key, len(key)).blocks)
-        num_free = MOST_WAITING - len(self._waiting)
+        num_free = MAX_WAITING - len(self._waiting)
         for key, num_tokens in prompts[-num_free:] if num_free else ():
             if not queued.isdisjoint(match(key, num_tokens).blocks[-1:]):
                 self._queue(_Pending(key, num_tokens))
@@ -352,7 +352,7 @@ class TierStores(CacheObserver):
     def _report_uses(self) -> None:
         """Report to the tiers what requests used, in the writer's thread: it takes digests."""
         self._is_reporting = False
-        used, self._used = self._used, deque(maxlen=MOST_WAITING)
+        used, self._used = self._used, deque(maxlen=MAX_WAITING)
         for key, num_tokens, reuse in used:
             for group in self._groups.groups:
                 self._tier.use(prefix_of(key, num_tokens, group, self._namespace_of), reuse)

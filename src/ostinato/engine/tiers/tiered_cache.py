@@ -55,7 +55,7 @@ FLUSH_S = 20.0
 LEASES_S = 10.0
 """How often new ends of leases that requests have refreshed are written."""
 
-MOST_RETURNING = 8
+MAX_RETURNING = 8
 """Preempted requests at the head of the queue whose prefix may be loaded again."""
 
 CPU_FLOPS, DEVICE_FLOPS = 2.5e11, 1e14
@@ -181,7 +181,7 @@ class TieredCache:
         """Take finished loads, and copy out what is to be written; returns notes on the loads."""
         ended: list[tuple[RequestId, LoadNote]] = []
         if self._scheduler.stats.num_preemptions:
-            waiting = islice(self._scheduler.requests.waiting, MOST_RETURNING)
+            waiting = islice(self._scheduler.requests.waiting, MAX_RETURNING)
             preempted = [one for one in waiting if one.num_preemptions]
             covers = self._erasures.covers
             self.loads.begin_again(one for one in preempted if not covers(one.key.identity))

@@ -29,7 +29,7 @@ from ostinato.lab.replay.explain_log import Tokenizer
 WAYS_OF_WRITING = ("white_space", "json_keys")
 """Kinds of findings after which the texts of a template can be aligned."""
 
-LEAST_SAVING = 0.01
+MIN_SAVING = 0.01
 """Minimum share of a group's prompt tokens that a fix must save; a few are saved by chance."""
 
 
@@ -162,7 +162,7 @@ def _fix(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
     known = [*remedies_for(group), *message_remedies(group)] if len(group.requests) > 1 else []
     trials = [attempt(())]
     left = _that_change(known, group.requests)
-    min_saving = LEAST_SAVING * trials[0].result.prompt_tokens
+    min_saving = MIN_SAVING * trials[0].result.prompt_tokens
     while left:
         best = min(
             (attempt((*trials[-1].remedies, remedy)) for remedy in left),
@@ -225,7 +225,7 @@ def _breakpoint_findings(
         return []
     remedy, before, after = compared
     saved = before.computed_tokens - after.computed_tokens
-    if len(group.requests) == 1 or saved <= LEAST_SAVING * before.prompt_tokens:
+    if len(group.requests) == 1 or saved <= MIN_SAVING * before.prompt_tokens:
         return []
     return [_finding(group, remedy, (before, after), fixed.remedies, hours)]
 
@@ -236,7 +236,7 @@ def _drift_findings(
     """Compare the token ids of turns, where the log has them."""
     drift = find_drift(requests, block_size)
     saved = drift.lost_tokens
-    if saved <= LEAST_SAVING * drift.before.prompt_tokens:
+    if saved <= MIN_SAVING * drift.before.prompt_tokens:
         return []
     examples = tuple(shortened(answer) for answer in drift.answers[:3])
     return [

@@ -11,7 +11,7 @@ from ostinato.lab.lint.rewrites import common_order, with_messages, with_prompt,
 from ostinato.lab.log.logged_prompt import Block, Message, Tool
 from ostinato.lab.log.request_log import LoggedRequest
 
-LEAST_LETTERS = 30
+MIN_LETTERS = 30
 """Minimum characters of a document; shorter pieces recur by chance."""
 
 _TAG = re.compile(r"<(\w+)\b[^<>]*>")
@@ -77,7 +77,7 @@ def sort_documents(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     cut = [_pieces(message) for request in requests for message in request.prompt.messages]
     keys = [[piece.key for piece in pieces] for pieces in dict.fromkeys(map(tuple, cut))]
     counts = Counter(key for row_keys in keys for key in set(row_keys))
-    recurring = {k for k, count in counts.items() if count > 1 and len(k[1]) >= LEAST_LETTERS}
+    recurring = {k for k, count in counts.items() if count > 1 and len(k[1]) >= MIN_LETTERS}
     lists = dict.fromkeys(tuple(key for key in row_keys if key in recurring) for row_keys in keys)
     places = {key: place for place, key in enumerate(common_order(list(lists)))}
     pieces_of = iter(cut)
@@ -115,7 +115,7 @@ def _cut(text: str) -> list[str]:
     for edges in (_tag_edges, _item_edges, _paragraph_edges, _line_edges):
         places = [0, *edges(text), len(text)]
         pieces = [text[a:b] for a, b in pairwise(places) if a < b]
-        if sum(len(piece) >= LEAST_LETTERS for piece in pieces) > 1:
+        if sum(len(piece) >= MIN_LETTERS for piece in pieces) > 1:
             return pieces
     return [text]
 

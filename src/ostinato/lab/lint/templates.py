@@ -23,13 +23,13 @@ from ostinato.lab.lint.keys import KeyOrders, Order, reorder_json
 from ostinato.lab.lint.slots import Slot, kind_of_slot, shortened
 from ostinato.lab.log.request_log import LoggedRequest
 
-LEAST_SIMILARITY = 0.4
+MIN_SIMILARITY = 0.4
 """Share of equal word trigrams from which two texts have one template."""
 
-MOST_WORDS = 3000
+MAX_WORDS = 3000
 """Words of a text that are aligned; slots are found among them only."""
 
-MOST_PAIRS = 250_000
+MAX_PAIRS = 250_000
 """Pairs of words that are aligned word by word; in longer texts, runs of three words are."""
 
 _SLOT = "\0"
@@ -103,7 +103,7 @@ def slot_spans(template: Sequence[str], text: str) -> list[tuple[int, int]]:
             runs[-1].append(word)
     spans, at = list[tuple[int, int]](), 0
     for place, run in enumerate(runs):
-        is_last = place == len(runs) - 1 and len(template) < MOST_WORDS
+        is_last = place == len(runs) - 1 and len(template) < MAX_WORDS
         start = _place_of(run, words, at, is_first=not place, is_last=is_last)
         if start is None:
             return []
@@ -133,7 +133,7 @@ def group_requests(
     """Group a log by template; ``progress`` is called after each request."""
     groups: list[Group] = []
     for request in requests:
-        words = _WORDS.findall(canonical(request.prompt.head))[:MOST_WORDS]
+        words = _WORDS.findall(canonical(request.prompt.head))[:MAX_WORDS]
         group = _find(groups, words)
         if words != group.words:
             group.words = _generalised(group.words, words)
@@ -154,14 +154,14 @@ def _align_as_sent(group: Group) -> None:
         return
     words: list[str] = []
     for head in dict.fromkeys(heads):
-        other = _WORDS.findall(canonical(head, group.orders))[:MOST_WORDS]
+        other = _WORDS.findall(canonical(head, group.orders))[:MAX_WORDS]
         words = _generalised(words, other) if words else other
     group.words = words
 
 
 def _find(groups: list[Group], words: list[str]) -> Group:
     """Return the most similar group; a new one if none is similar enough."""
-    runs, best, max_similarity = _runs(words), None, LEAST_SIMILARITY
+    runs, best, max_similarity = _runs(words), None, MIN_SIMILARITY
     for group in groups:
         other_runs = group.runs
         alike = len(runs & other_runs) / max(1, min(len(runs), len(other_runs)))
@@ -193,7 +193,7 @@ def _generalised(template: list[str], text: list[str]) -> list[str]:
 
 def _alike(left: Sequence[str], right: Sequence[str]) -> Iterator[tuple[int, int, int]]:
     """Align two texts: places in both and the number of equal words; the last is of size 0."""
-    run = 1 if len(left) * len(right) <= MOST_PAIRS else 3
+    run = 1 if len(left) * len(right) <= MAX_PAIRS else 3
     ours, others = (_words_in_runs(side, run) for side in (left, right))
     end = (0, 0)
     for block in SequenceMatcher(None, ours, others, autojunk=False).get_matching_blocks():

@@ -26,7 +26,7 @@ from ostinato.lab.work.kv_groups import KVGroups
 from ostinato.settings import PolicyName
 
 GIB = 2**30
-MOST_POINTS = 200
+MAX_POINTS = 200
 """Maximum sizes of a curve; more could not be distinguished in a plot."""
 
 ROUTINGS: tuple[Routing, Routing] = ("affinity", "round_robin")
@@ -182,8 +182,8 @@ def make_plan(
     Cost: two to four serial replays per size and routing.
     """
     check_minimum("points", num_points, 2)
-    if num_points > MOST_POINTS:
-        raise ConfigError(f"points={num_points}: {MOST_POINTS} at most, each is several replays")
+    if num_points > MAX_POINTS:
+        raise ConfigError(f"points={num_points}: {MAX_POINTS} at most, each is several replays")
     if trace.duration_s <= 0:
         raise ConfigError(
             f"{trace.name} spans {trace.duration_s:g} s: a plan needs a trace with times"

@@ -30,10 +30,10 @@ from ostinato.lab.size.quantities import write_bytes, write_count
 NO_CACHE = "no cache"
 """Name of the run without a cache, which is drawn in grey."""
 
-MOST_TICKS = 9
+MAX_TICKS = 9
 """Sizes that have room below a plot, evenly spread."""
 
-_LEAST_DECADES = 30
+_MIN_DECADES = 30
 """Ratio of an axis's ends from which on its powers of ten say enough."""
 
 _INK, _FAINT, _GRID = "#22223b", "#8d8d9b", "#e3e3ea"
@@ -235,7 +235,7 @@ def _canvas(title: str) -> tuple[Figure, Any]:
 def _tick_at(axes: Axes, sizes: Sequence[int], write: Callable[[int], str]) -> None:
     """Mark the sizes that were looked at, as tables write them; fewer where they crowd."""
     low, high = np.log(sizes[0]), np.log(sizes[-1])
-    min_gap = (high - low) / MOST_TICKS
+    min_gap = (high - low) / MAX_TICKS
     marked = [sizes[-1]]
     for size in reversed(sizes[:-1]):
         if np.log(marked[-1]) - np.log(size) >= min_gap:
@@ -249,7 +249,7 @@ def _shorten(axes: Axes) -> None:
     """Write the powers of a logarithmic axis as people do, and label nothing between them."""
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
     low, high = axes.get_xlim()
-    if high / low > _LEAST_DECADES:
+    if high / low > _MIN_DECADES:
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.xaxis.set_minor_formatter(FuncFormatter(_short))

@@ -217,7 +217,7 @@ _UNKNOWN = frozenset(
 WEIGHT_BYTES = 2
 """Bytes of a weight in bfloat16, which models are served in."""
 
-_MOST_HEAD_BYTES = 100 * 2**20
+_MAX_HEAD_BYTES = 100 * 2**20
 
 
 def adapter_bytes(folders: Sequence[str], packed: bool = False) -> int:
@@ -238,7 +238,7 @@ def _bytes_of(folder: str, unit: int) -> int:
     try:
         with path.open("rb") as file:
             (num_bytes,) = struct.unpack("<Q", file.read(8))
-            if num_bytes > _MOST_HEAD_BYTES:
+            if num_bytes > _MAX_HEAD_BYTES:
                 raise ValueError("its header is too long")
             head = json.loads(file.read(num_bytes))
         shapes = [entry["shape"] for name, entry in head.items() if name != "__metadata__"]

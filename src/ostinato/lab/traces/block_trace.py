@@ -25,7 +25,7 @@ from ostinato.lab.log.lines import BrokenLine
 
 Numbers = npt.NDArray[np.int64]
 
-MOST_TOKENS = 100_000_000
+MAX_TOKENS = 100_000_000
 """Maximum tokens of a prompt or an answer; more are considered an error in the file."""
 
 
@@ -137,7 +137,7 @@ class BlockRequest:
             BrokenTrace: A length is out of range, or the arrival is not a time.
         """
         for what, length in (("prompt", self.input_tokens), ("answer", self.output_tokens)):
-            if not 0 <= length <= MOST_TOKENS:
-                raise BrokenTrace(f"a {what} of {length} tokens: must be from 0 to {MOST_TOKENS:,}")
+            if not 0 <= length <= MAX_TOKENS:
+                raise BrokenTrace(f"a {what} of {length} tokens: must be from 0 to {MAX_TOKENS:,}")
         if not isfinite(self.arrival_s):
             raise BrokenTrace(f"{self.arrival_s} is not an arrival time")

@@ -37,7 +37,7 @@ _SIZES: tuple[int, ...] = (512, 16, *(2**power for power in range(15) if power n
 _SAMPLE = 1000
 """Number of lines from which block size and unit are derived."""
 
-_MOST_RATE = 200.0
+_MAX_RATE = 200.0
 """Requests per second, above which whole timestamps are not milliseconds."""
 
 _EPOCHS = (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e8))
@@ -151,7 +151,7 @@ def _time_unit(times: Sequence[float]) -> TimeUnit:
     if any(time % 1 for time in times):
         return "s"
     rate_in_ms = len(times) / span * 1000 if span else 0.0
-    return "s" if rate_in_ms > _MOST_RATE else "ms"
+    return "s" if rate_in_ms > _MAX_RATE else "ms"
 
 
 _UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}

@@ -182,14 +182,17 @@ def weight_format(config: Config, requested: str = "auto") -> WeightFormat:
         written = known_dtype(part.get("dtype") or part.get("torch_dtype") or "bfloat16")
         bits = min(DTYPE_BITS[written], 16)  # float32 checkpoints are served in 16 bits
         return WeightFormat("bf16" if bits == 16 else written, bits, bits)
-    if requested in _MADE_AT_LOAD:
-        kept, is_fp8 = _MADE_AT_LOAD[requested]
-        return WeightFormat(requested, kept, kept, is_fp8, head_bits=_MADE_AT_LOAD["int8"][0])
+    if requested in _CREATED_AT_LOAD:
+        kept, is_fp8 = _CREATED_AT_LOAD[requested]
+        return WeightFormat(requested, kept, kept, is_fp8, head_bits=_CREATED_AT_LOAD["int8"][0])
     bits = 16 if requested == "bf16" else 8
     return WeightFormat(requested, bits, bits, is_fp8=bits == 8)
 
 
-_MADE_AT_LOAD = {"int8": (8 + _SCALE_BITS / 128, True), "int4": (4 + 2 * _SCALE_BITS / 32, False)}
+_CREATED_AT_LOAD = {
+    "int8": (8 + _SCALE_BITS / 128, True),
+    "int4": (4 + 2 * _SCALE_BITS / 32, False),
+}
 """Bits per value of weights that are quantized when they are loaded, and whether products run at
 the rate of 8 bits: a scale for 128 values, or a scale and a minimum for 32. The head has 8 bits."""
 

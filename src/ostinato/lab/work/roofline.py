@@ -23,10 +23,10 @@ from ostinato.lab.size.gpus import DENSE_SHARE, GIB, MEMORY_SHARE, MOE_SHARE, US
 from ostinato.lab.work.cost_model import PerRequest
 from ostinato.lab.work.model_work import AttentionGroup, ModelWork
 
-MOST_RUNNING = 256
+MAX_RUNNING = 256
 """Sequences that decode at once, at most; vLLM's and our own default."""
 
-_LEAST_KV_SHARE = 0.1
+_MIN_KV_SHARE = 0.1
 """Of the usable memory, that must be left for KV where the number of GPUs is chosen."""
 
 
@@ -71,7 +71,7 @@ def choose_machine(model: ModelWork, machine: Machine) -> Machine:
     """
     min_gpus = _min_gpus(model, machine, 0.0)
     if not machine.num_gpus:
-        return replace(machine, num_gpus=_min_gpus(model, machine, _LEAST_KV_SHARE))
+        return replace(machine, num_gpus=_min_gpus(model, machine, _MIN_KV_SHARE))
     if machine.num_gpus < min_gpus:
         raise ConfigError(
             f"gpus={machine.num_gpus}: {model.weight_bytes / GIB:,.1f} GiB of weights do not fit "
@@ -161,7 +161,7 @@ class RooflineCost:
         """Return how many sequences of so many tokens run at once: what memory holds."""
         footprint = self.model.kv.windowed or self.model.kv.whole
         each = self.kv_copies * footprint.sequence_bytes(max(1, round(context)))
-        return max(1, min(MOST_RUNNING, self.kv_memory_bytes // max(1, each)))
+        return max(1, min(MAX_RUNNING, self.kv_memory_bytes // max(1, each)))
 
     def _matrices_s(self, num_tokens: float, num_sampled: float) -> float:
         read_s = self.model.read_bytes(num_tokens) / self._bandwidth

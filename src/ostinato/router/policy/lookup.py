@@ -23,7 +23,7 @@ Steps = Generator[None, None, ValueT]
 
 
 @dataclass(slots=True)
-class Found:
+class WorkerPrefix:
     """What a worker has of a prompt.
 
     Attributes:
@@ -57,9 +57,9 @@ def exhaust(steps: Steps[ValueT]) -> ValueT:
 
 def look_up(
     tree: PrefixTree, request: RouteRequest, workers: Sequence[tuple[int, int]], now: float
-) -> Steps[list[Found]]:
+) -> Steps[list[WorkerPrefix]]:
     """Return what each worker, given as bit and block size, has of a prompt."""
-    lookups: dict[int, Found] = {}
+    lookups: dict[int, WorkerPrefix] = {}
     for size in {size for _, size in workers}:
         names = yield from _names(request, size)
         path = yield from _walk(tree, tree.find_root(_namespace(request, size)), names)
@@ -68,7 +68,9 @@ def look_up(
         num_live = _num_live(path)
         for bit in bits:
             counts = coverage.counts(bit, num_live, size)
-            lookups[bit] = Found(size, names, path[:num_live], *counts, coverage.sent_by.get(bit))
+            lookups[bit] = WorkerPrefix(
+                size, names, path[:num_live], *counts, coverage.sent_by.get(bit)
+            )
     return [lookups[bit] for bit, _ in workers]
 
 
@@ -153,7 +155,7 @@ def _cover(path: Sequence[Node], bits: Sequence[int], size: int, now: float) -> 
 
 
 def expect(
-    tree: PrefixTree, request: RouteRequest, lookup: Found, work: Assigned, ttl_s: float
+    tree: PrefixTree, request: RouteRequest, lookup: WorkerPrefix, work: Assigned, ttl_s: float
 ) -> Steps[None]:
     """Expect a prompt's blocks at its worker, until events come or ``ttl_s`` has passed.
 

@@ -25,7 +25,7 @@ from ostinato.router.policy.event_feed import EventFeed
 from ostinato.router.policy.events import EventBatch
 from ostinato.router.policy.evidence import Hits
 from ostinato.router.policy.load import Assigned, Prices, ReturnTimes
-from ostinato.router.policy.lookup import Found, Steps, exhaust, expect, look_up
+from ostinato.router.policy.lookup import Steps, WorkerPrefix, exhaust, expect, look_up
 from ostinato.router.policy.plugged import make_policy
 from ostinato.router.policy.policies import (
     Choice,
@@ -83,7 +83,7 @@ class _Option:
     """A worker that can be chosen, and what it has of the prompt."""
 
     worker: Worker
-    lookup: Found
+    lookup: WorkerPrefix
     candidate: Candidate
 
 

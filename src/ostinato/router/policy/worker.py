@@ -13,7 +13,7 @@ from ostinato.router.policy.decision import (
 from ostinato.router.policy.event_feed import EventFeed
 from ostinato.router.policy.evidence import Evidence, Hits
 from ostinato.router.policy.load import Assigned, Load, Prices
-from ostinato.router.policy.lookup import Found
+from ostinato.router.policy.lookup import WorkerPrefix
 
 _SILENT = "silent for {:g} s after a request that stored blocks"
 
@@ -83,7 +83,9 @@ class Worker:
         """Return the number of tokens, or characters, that are compared as one block."""
         return self.block_size * (CHARACTERS_PER_TOKEN if request.characters else 1)
 
-    def candidate(self, request: RouteRequest, lookup: Found, mean_token_s: float) -> Candidate:
+    def candidate(
+        self, request: RouteRequest, lookup: WorkerPrefix, mean_token_s: float
+    ) -> Candidate:
         """Return the cost of a prompt here; a worker without prices has the fleet's mean price."""
         num_tokens = len(request.tokens)
         limit = max(0, num_tokens - 1)  # the last token is always computed

@@ -18,7 +18,7 @@ EMBEDDED_MODELS = ("tiny-shakespeare",)
 
 KNOWN_MODELS = (*EMBEDDED_MODELS, *FETCHED_MODELS)
 
-_WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+_FILE_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 """The files that are fetched from a hub repository: no pickles, no code."""
 
 
@@ -51,7 +51,7 @@ def resolve_model(name: str | Path, revision: str | None = None) -> Path:
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                str(name), revision=revision, allow_patterns=_WANTED_FILES
+                str(name), revision=revision, allow_patterns=_FILE_PATTERNS
             )
         )
     except (OSError, ValueError, RuntimeError) as error:

@@ -31,6 +31,10 @@ PLAIN_KINDS = {"F32", "F16", "BF16", "F64"}
 NEAREST = CodeFormat(bits=8, group_size=32)
 _SLICE_NUMBERS = 2**23
 
+_PACKED_NUMBERS = 2**19
+"""Numbers that are read and packed at once: their bytes stay in a core's cache meanwhile, and are
+few enough that malloc returns the same memory for each read, see ``malloc_tuning``."""
+
 Blocks = NDArray[np.uint8]
 """Shape (num_rows, bytes of a row)."""
 
@@ -82,7 +86,7 @@ class BlockRows:
         step = self.num_rows
         if self.order is None:
             tile_numbers = TILE_OUTPUTS * self.num_columns
-            step = max(1, _SLICE_NUMBERS // tile_numbers) * TILE_OUTPUTS
+            step = max(1, _PACKED_NUMBERS // tile_numbers) * TILE_OUTPUTS
         for begin in range(0, self.num_rows, step):
             blocks = torch.from_numpy(self.read(begin, min(begin + step, self.num_rows)))
             memory.put_blocks(first + begin, blocks, self.kind, self.order)

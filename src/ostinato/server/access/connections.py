@@ -34,7 +34,7 @@ from ostinato.server.http_parts import BodyInPieces, CountedParser, LingeringTra
 _RESERVED_FILES = 128
 """File descriptors reserved for everything but connections."""
 
-_MOST_FILES, _OPEN_MAX = 65536, 10_240
+_MAX_FILES, _OPEN_MAX = 65536, 10_240
 
 _MAX_HEAD_READS = 1024
 """Reads in which a request's head must arrive; a head has at most 16 KiB."""
@@ -299,21 +299,21 @@ def raise_file_limit() -> int:
     macOS names no maximum and refuses more than its kernel's, of which ``OPEN_MAX`` is the default.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     for value in (limit, min(limit, _OPEN_MAX)):
         if soft != resource.RLIM_INFINITY and soft < value:
             with suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (value, hard))
                 soft = value
     if soft == resource.RLIM_INFINITY:
-        soft = _MOST_FILES
+        soft = _MAX_FILES
     return max(1, soft - _RESERVED_FILES)
 
 
 class LogLimit(logging.Filter):
     """Logs each message at most ten times a minute, so that clients cannot fill the disk."""
 
-    MOST_PER_MINUTE = 10
+    MAX_PER_MINUTE = 10
 
     def __init__(self) -> None:
         """Start with nothing logged."""
@@ -329,6 +329,6 @@ class LogLimit(logging.Filter):
             self._counts.clear()
         message = str(record.msg)[:200]
         self._counts[message] += 1
-        if self._counts[message] == self.MOST_PER_MINUTE:
+        if self._counts[message] == self.MAX_PER_MINUTE:
             record.msg = f"{record.msg} (this message is suppressed for the rest of the minute)"
-        return self._counts[message] <= self.MOST_PER_MINUTE
+        return self._counts[message] <= self.MAX_PER_MINUTE

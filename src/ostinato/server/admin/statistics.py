@@ -18,7 +18,7 @@ from ostinato.server.telemetry.figures import shown
 
 router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 
-MOST_PREFIXES = 1000
+MAX_PREFIXES = 1000
 """Most prefixes in one response."""
 
 
@@ -67,7 +67,7 @@ async def tiers(state: StateDep) -> dict[str, Any]:
 @router.get("/heaviest")
 async def heaviest_prefixes(
     state: StateDep,
-    most: int = Query(default=20, ge=1, le=MOST_PREFIXES, description="Maximum number."),
+    most: int = Query(default=20, ge=1, le=MAX_PREFIXES, description="Maximum number."),
     tenant: str | None = Query(default=None, description="Only of this tenant."),
 ) -> dict[str, Any]:
     """List the prefixes that saved the most tokens."""

@@ -24,7 +24,7 @@ import regex
 from ostinato.server.answers.answer_formats import Group, ReasoningFormat, ToolFormat
 
 _BRACKETS = regex.compile(r'["\\{}\[\]]')
-_MOST_HELD_SPACE = 64
+_MAX_HELD_SPACE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class AnswerParser:
         place = len(self._held) if mark is None else mark.start()
         before = self._held[:place]
         if mark is None or mark.partial:
-            ready = max(len(before.rstrip()), len(before) - _MOST_HELD_SPACE)
+            ready = max(len(before.rstrip()), len(before) - _MAX_HELD_SPACE)
             self._emit(before[:ready], pieces)
             self._held = self._held[ready:]
             return False

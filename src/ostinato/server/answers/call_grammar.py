@@ -16,7 +16,7 @@ from ostinato.protocol.sampling import Form
 from ostinato.protocol.schemas import closed
 from ostinato.server.answers.answer_formats import AnswerFormats
 
-_MOST_CALLS = 16
+_MAX_CALLS = 16
 """Most parallel calls where a call is required: a model could go on forever."""
 
 _SPACING = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
@@ -198,7 +198,7 @@ class _CallRules:
             ]
         self._tools = dict(zip(names, tools, strict=True))
         first, last = self._written.group
-        more = f"({self._literal(self._written.separator or '')} call){{0,{_MOST_CALLS - 1}}}"
+        more = f"({self._literal(self._written.separator or '')} call){{0,{_MAX_CALLS - 1}}}"
         several = f"call {more}" if self._is_parallel else "call"
         self.calls = f"{self._literal(first)} {several} {self._literal(last)}"
         self.gap = ""

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import Field, model_validator
 
 from ostinato.engine.requests.prompts import Prompt
-from ostinato.protocol.body import MOST_MESSAGES, Items
+from ostinato.protocol.body import MAX_MESSAGES, Items
 from ostinato.protocol.chat import ChatMessage, TemplateFields
 from ostinato.protocol.completions import PromptBody, each_prompt
 from ostinato.protocol.conversation import ToolUse
@@ -40,7 +40,7 @@ class InputFields(TemplateFields, ScoringFields):
     messages: Items[ChatMessage] | None = Field(
         default=None,
         min_length=1,
-        max_length=MOST_MESSAGES,
+        max_length=MAX_MESSAGES,
         description="A conversation in place of input, also with images; it is one text.",
     )
     add_generation_prompt: bool = Field(default=False, description="Open the assistant's turn.")

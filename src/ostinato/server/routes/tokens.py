@@ -4,11 +4,11 @@ from fastapi import APIRouter
 from pydantic import ConfigDict, Field, model_validator
 
 from ostinato.protocol.answers import Detokenized, Tokenized
-from ostinato.protocol.body import MOST_MESSAGES, Body, Items
+from ostinato.protocol.body import MAX_MESSAGES, Body, Items
 from ostinato.protocol.chat import ChatMessage, TemplateFields
 from ostinato.protocol.conversation import ToolUse
 from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
-from ostinato.protocol.tools import MOST_TOOLS, ChatTool, tool_use
+from ostinato.protocol.tools import MAX_TOOLS, ChatTool, tool_use
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.generation import adapter_of
 from ostinato.server.prompting import render_chat, sender
@@ -24,10 +24,8 @@ class TokenizeBody(TemplateFields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Items[ChatMessage] | None = Field(
-        default=None, min_length=1, max_length=MOST_MESSAGES
-    )
-    tools: Items[ChatTool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    messages: Items[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    tools: Items[ChatTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     add_special_tokens: bool | None = Field(
         default=None, description="Add the tokenizer's special tokens to a text."
     )

@@ -29,7 +29,7 @@ from ostinato.tiers.record import (
     parse,
     record_bytes,
 )
-from ostinato.tiers.retention import LEAST_SHARE, Rank, choose_eviction
+from ostinato.tiers.retention import MIN_SHARE, Rank, choose_eviction
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class SegmentLog:
     def _choice(self, room: int, may_copy: float = inf) -> tuple[Segment, list[Record]] | None:
         """Return the segment to evict, and what to copy of it; None if no segment's leases fit."""
         older = {x: partial(self._live, x) for x in self.segments if x is not self._active}
-        max_copied = int(min(room, (1 - LEAST_SHARE) * self.max_segment_bytes, may_copy))
+        max_copied = int(min(room, (1 - MIN_SHARE) * self.max_segment_bytes, may_copy))
         now_s, known = self._clock(), dict[Record, Rank]()
         rank = partial(self.index.rank, now_s=now_s, known=known)
         return choose_eviction(older, room, max_copied, now_s, rank)

@@ -20,7 +20,7 @@ _MAX_HEADER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class FoundExtent:
+class RemoteExtent:
     """An extent on the server.
 
     Attributes:
@@ -50,12 +50,12 @@ class PrefixSearch:
         self._store, self._prefix, self._key, self._place = store, prefix, key, place
         self._extents = dict[int, tuple[str, Header, bytes]]()
 
-    def run(self, block: int) -> list[tuple[FoundExtent, int]]:
+    def run(self, block: int) -> list[tuple[RemoteExtent, int]]:
         """Return extents from a block on, each with its number of matching blocks.
 
         They are consecutive, but in a sparse namespace.
         """
-        runs, window = list[tuple[FoundExtent, int]](), _FIRST_WINDOW
+        runs, window = list[tuple[RemoteExtent, int]](), _FIRST_WINDOW
         fetched = max(0, block - look_back(self._prefix) + 1)
         while block < self._prefix.num_blocks:
             if block >= fetched:
@@ -69,11 +69,11 @@ class PrefixSearch:
             if not count:
                 break
             place, header, _ = self._extents[first]
-            runs.append((FoundExtent(place, header, block - first, self._key), count))
+            runs.append((RemoteExtent(place, header, block - first, self._key), count))
             block += count
         return runs
 
-    def last_run(self) -> list[tuple[FoundExtent, int]]:
+    def last_run(self) -> list[tuple[RemoteExtent, int]]:
         """Return the extents of ``run`` from the first block that no gap parts from the last."""
         runs = self.run(0)
         for place in range(len(runs) - 1, 0, -1):
@@ -128,7 +128,7 @@ def look_back(prefix: Prefix) -> int:
 
 
 def verify(
-    where: FoundExtent, first: int, answer: bytes, into: memoryview
+    where: RemoteExtent, first: int, answer: bytes, into: memoryview
 ) -> tuple[int, LoadFault | None]:
     """Verify blocks and put them into the caller's memory; returns how many are good, and why."""
     width, size = where.header.stored_block_bytes, where.header.block_bytes

@@ -35,7 +35,7 @@ from ostinato.tiers.port import (
 from ostinato.tiers.record import encode, record_bytes
 from ostinato.tiers.remote.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.remote.places import RECORDS, delete_all, with_marks
-from ostinato.tiers.remote.search import FoundExtent, PrefixSearch, look_back, verify
+from ostinato.tiers.remote.search import PrefixSearch, RemoteExtent, look_back, verify
 from ostinato.tiers.retention import ReuseClass
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class RemoteTier:
         self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
     ) -> LoadResult:
         """Read and verify blocks; see ``KVTier``."""
-        assert isinstance(ref.locator, FoundExtent), "a reference of another tier"
+        assert isinstance(ref.locator, RemoteExtent), "a reference of another tier"
         where, done, fault = ref.locator, 0, None
         num_blocks = min(num_blocks, ref.num_blocks)
         step = max(1, _READ_BYTES // ref.block_bytes)
@@ -252,7 +252,7 @@ class RemoteTier:
             )  # fmt: skip
 
     def _read(
-        self, where: FoundExtent, first: int, count: int, deadline: float
+        self, where: RemoteExtent, first: int, count: int, deadline: float
     ) -> bytes | LoadFault:
         """Return stored bytes of blocks, or why there are none."""
         width = where.header.stored_block_bytes
