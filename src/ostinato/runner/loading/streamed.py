@@ -35,6 +35,7 @@ from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.structure import parse_decoder
 from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.kv.kv_store import KVSpec
+from ostinato.runner.loading.fp8_source import Fp8Source, is_fp8
 from ostinato.runner.loading.gguf_source import GgufSource
 from ostinato.runner.loading.load_memory import KVBytes, check_memory
 from ostinato.runner.loading.merged_experts import MergedExperts
@@ -60,10 +61,6 @@ from ostinato.runner.settings import AttentionName, ForwardName
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-_STREAMED = {"mxfp4"}
-"""Methods of quantized checkpoints that are read weight by weight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,18 +153,20 @@ def stream_model(
             not supported here.
         UnsupportedModel: The probe does not pass.
     """
-    quantized = [own.get("quant_method") for own in quantization_settings(settings.config)]
-    if settings.config.model_type in FAMILIES or not set(quantized) <= _STREAMED:
+    if settings.config.model_type in FAMILIES:
+        return None
+    if _has_more_than_a_decoder(on_meta, settings.dtype):
+        return None
+    quantized = next(quantization_settings(settings.config), None)
+    source = _source(settings, on_meta, quantized)
+    if source is None:
+        return None
+    # Grouped products of experts have no float32 without numbers.
+    observed = observe_without_weights(on_meta.to(torch.bfloat16))
+    if observed is None:
         return None
     config = unquantized(settings.config)
     settings = replace(settings, config=config)
-    if _has_more_than_a_decoder(on_meta, settings.dtype):
-        return None
-    source = _source(settings, on_meta, "mxfp4" in quantized)
-    # Grouped products of experts have no float32 without numbers.
-    observed = observe_without_weights(on_meta.to(torch.bfloat16))
-    if source is None or observed is None:
-        return None
     skeleton = build_skeleton(config, settings.dtype)
     if not reads_all(skeleton, source):
         return None
@@ -265,11 +264,19 @@ def _has_more_than_a_decoder(model: "PreTrainedModel", dtype: torch.dtype) -> bo
 
 
 def _source(
-    settings: LoadSettings, model: "PreTrainedModel", is_mxfp4: bool
+    settings: LoadSettings, model: "PreTrainedModel", quantized: Mapping[str, Any] | None
 ) -> WeightSource | None:
     if settings.path.is_file():
         return GgufSource.of_file(settings.path, model)
-    plain = (Mxfp4Source if is_mxfp4 else SafetensorsSource)(settings.files)
+    is_mxfp4 = quantized is not None and quantized.get("quant_method") == "mxfp4"
+    if is_mxfp4:
+        plain: SafetensorsSource = Mxfp4Source(settings.files)
+    elif quantized is None:
+        plain = SafetensorsSource(settings.files)
+    elif is_fp8(quantized):
+        plain = Fp8Source(settings.files, quantized)
+    else:
+        return None
     if not plain.are_numbers:
         return None
     source = MergedExperts(plain)
