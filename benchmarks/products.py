@@ -26,8 +26,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from ostinato.runner.forward.codes import IN_GROUPS, PLAIN, TABLES, CodeFormat
 from ostinato.runner.forward.packing import pack_plain
-from ostinato.runner.forward.quantized import Quantization
+from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
 from ostinato.runner.native.packed import PackedWeight
 
@@ -113,7 +114,7 @@ class Scene:
         native = library()
         assert native is not None
         if format not in self.packed:
-            pack = pack_plain if format == "plain" else Quantization.named(format)
+            pack = _pack_of(format)
             first = pack([self.layer], False)
             others = [pack([self.layer], False) for _ in range(1, self._count(first.nbytes))]
             self.packed[format] = [first, *others]
@@ -127,6 +128,14 @@ class Scene:
 
     def _count(self, weight_bytes: int) -> int:
         return max(1, WEIGHT_BYTES // weight_bytes) if len(self.rows) <= FEW_ROWS else 1
+
+
+def _pack_of(format: Any) -> Any:
+    table: Any = format.removesuffix("a8")
+    if table not in TABLES:
+        return pack_plain if format == "plain" else Quantization.named(format)
+    form, activations = CodeFormat(4, 32, table=table), PLAIN if table == format else IN_GROUPS
+    return lambda layers, _: QuantizedWeight.nearest([layers[0].weight.detach()], form, activations)
 
 
 def _least(runs: list[Run], rounds: int, clock: Callable[[], float]) -> list[float]:
@@ -145,7 +154,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="1,4,16,32,128,512,2048")
     parser.add_argument("--dtypes", default="bfloat16,float32")
-    parser.add_argument("--formats", default="plain", help="of plain, int8, int4, w8a8 and w4a8")
+    parser.add_argument(
+        "--formats",
+        default="plain",
+        help="of plain, int8, int4, w8a8, w4a8, mxfp4, iq4, mxfp4a8 and iq4a8",
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument(
         "--threads", type=int, default=1, help="of more than one, time by the clock"

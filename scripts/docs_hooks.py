@@ -1,8 +1,7 @@
 """Generates what the pages do not spell out: the reference of the command line, and of the rooms.
 
 A room's files and rules are listed once, in the docstring of its ``__init__``. Its page on the
-site shows them in place of ``FILES``, and below it the reference of all of its modules, which
-takes four fifths of the time of a build: ``DOCS_WHOLE=false`` leaves it out.
+site shows them in place of ``FILES``, and below it the reference of all of its modules.
 """
 
 import ast
@@ -47,7 +46,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **unused: 
     elsewhere = _referenced(Path(config.docs_dir))
     modules = () if room.name == "cli" else _modules(room)  # its commands have a page
     reference = [f"::: {module}" for module in modules if module not in elsewhere]
-    if reference and os.environ.get("DOCS_WHOLE") != "false":
+    if reference:
         markdown += "\n\n".join(["\n## Reference", *reference]) + "\n"
     return markdown.replace(FILES, "")
 

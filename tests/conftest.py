@@ -34,7 +34,7 @@ mock.patch.object(
 ).start()
 
 # No deadline, since a busy machine is no bug.
-settings.register_profile("daily", max_examples=20, deadline=None)
+settings.register_profile("daily", max_examples=10, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
 
 

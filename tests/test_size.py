@@ -22,7 +22,7 @@ from tests.test_heart import ROOT, code_lines
 MAX_CODE_LINES = {"src": 64_600, "tests": 52_700, "benchmarks": 9_000}
 """Without blank lines, comments and docstrings, so that explaining costs nothing."""
 
-MAX_CHAT_CALLS, MAX_CHAT_FILES = 1_200, 140
+MAX_CHAT_CALLS, MAX_CHAT_FILES = 1_165, 134
 
 PACKAGE = f"{ROOT / 'src/ostinato'}/"
 

@@ -161,7 +161,11 @@ enum ost_weight_format {
   OST_INT8 = 1,
   OST_INT4 = 2,
   OST_INT8_BLOCKS = 3,
-  OST_INT4_BLOCKS = 4
+  OST_INT4_BLOCKS = 4,
+  OST_MXFP4 = 5, /* as OST_INT4, but codes are places in a table of numbers, see code_tables.h */
+  OST_IQ4 = 6,
+  OST_MXFP4_BLOCKS = 7,
+  OST_IQ4_BLOCKS = 8
 };
 
 /* A format of scales and minima of codes, beside those of ost_dtype: for each superblock of 256 inputs
@@ -183,11 +187,13 @@ enum ost_row_kind {
   OST_ROWS_Q2_K = 10,
   OST_ROWS_Q3_K = 11,
   OST_ROWS_IQ4_NL = 12,
-  OST_ROWS_IQ4_XS = 13
+  OST_ROWS_IQ4_XS = 13,
+  OST_ROWS_MXFP4 = 14,
+  OST_ROWS_MXFP4_PAIRS = 15 /* likewise, neighbouring inputs in a byte, as gpt-oss is published */
 };
 
-/* Rows, and their place in a packed weight of codes. Blocks of 5, 6 and 8 bits and those with tables are
- * packed in 8 bits; those of up to 4 bits in either. A weight with minima takes rows without, whose minima are 0. */
+/* Rows, and their place in a packed weight of codes. Blocks of 5, 6 and 8 bits are packed in 8 bits; those of
+ * up to 4 bits in either, and those with tables also in the format of their table. A weight with minima takes rows without, whose minima are 0. */
 typedef struct ost_code_packing {
   void *tiles;          /* see weight_tiles.h; of the outputs of these rows, all inputs are written */
   void *scales;         /* [output / 32][group][32] of scale_dtype, or superblocks, or null */

@@ -163,7 +163,8 @@ constexpr Packer kPackers[] = {pack_tiles<Codes>, pack_tiles<Numbers>, pack_tile
                                pack_tiles<Q41>,   pack_tiles<Q50>,     pack_tiles<Q51>,
                                pack_tiles<Q80>,   pack_tiles<Q4K>,     pack_tiles<Q5K>,
                                pack_tiles<Q6K>,   pack_tiles<Q2K>,     pack_tiles<Q3K>,
-                               pack_tiles<IQ4NL>, pack_tiles<IQ4XS>};
+                               pack_tiles<IQ4NL>, pack_tiles<IQ4XS>,   pack_tiles<MXFP4<false>>,
+                               pack_tiles<MXFP4<true>>};
 
 }  // namespace
 

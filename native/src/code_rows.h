@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 
+#include "code_tables.h"
 #include "formats.h"
 #include "weight_tiles.h"
 
@@ -120,21 +121,42 @@ struct Q80 : SmallBlocks<34, 8, 0> {
   }
 };
 
-// Codes of 4 bits that are places in a table.
-inline void look_up_nibbles(const uint8_t *bytes, uint8_t *codes) {
-  constexpr int8_t table[] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                              1,    13,   25,  38,  53,  69,  89,  113};
-  split_nibbles(bytes, codes);
-  for (int i = 0; i < kChunk; ++i) codes[i] = static_cast<uint8_t>(table[codes[i]]);
+// Places in a table become its numbers, unless they are what the weight has.
+template <class Table>
+inline void look_up(const ost_code_packing &p, uint8_t *codes) {
+  if (has_table(p.weight_format)) return;
+  for (int i = 0; i < kChunk; ++i) codes[i] = static_cast<uint8_t>(Table::kNumbers[codes[i]]);
 }
 
 struct IQ4NL : SmallBlocks<18, 8, 0> {
   static GroupScale begin(const ost_code_packing &, const uint8_t *row, int64_t chunk) {
     return {half_at(block(row, chunk)), 0.f};
   }
-  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, GroupScale,
+  static void codes(const ost_code_packing &p, const uint8_t *row, int64_t chunk, GroupScale,
                     uint8_t *out) {
-    look_up_nibbles(block(row, chunk) + 2, out);
+    split_nibbles(block(row, chunk) + 2, out);
+    look_up<Iq4>(p, out);
+  }
+};
+
+// The exponent of a power of two, then nibbles: a sign, and the place among the sizes of E2M1.
+template <bool kAreNeighbours>
+struct MXFP4 : SmallBlocks<17, 8, 0> {
+  using SmallBlocks<17, 8, 0>::block;
+  static GroupScale begin(const ost_code_packing &, const uint8_t *row, int64_t chunk) {
+    const uint32_t exponent = *block(row, chunk);  // half of 2 to the (exponent - 127)
+    return {float_of_bits(exponent < 2 ? 0x200000u << exponent : (exponent - 1) << 23), 0.f};
+  }
+  static void codes(const ost_code_packing &p, const uint8_t *row, int64_t chunk, GroupScale,
+                    uint8_t *out) {
+    const uint8_t *bytes = block(row, chunk) + 1;
+    uint8_t nibbles[kChunk];
+    split_nibbles(bytes, nibbles);
+    for (int i = 0; i < kChunk; ++i) {
+      const uint8_t nibble = nibbles[kAreNeighbours ? i % 2 * 16 + i / 2 : i];
+      out[i] = nibble < 8 ? 8 + nibble : 15 - nibble;
+    }
+    look_up<Mxfp4>(p, out);
   }
 };
 
@@ -265,9 +287,10 @@ struct IQ4XS : SuperBlocks<136, 8> {
     const auto own = static_cast<int8_t>((low | high << 4) - 32);
     return {half_bits_at(from), 0, {own, own}, {0, 0}};
   }
-  static void codes(const ost_code_packing &, const uint8_t *row, int64_t chunk, SuperScale,
+  static void codes(const ost_code_packing &p, const uint8_t *row, int64_t chunk, SuperScale,
                     uint8_t *out) {
-    look_up_nibbles(block(row, chunk) + 8 + chunk % kChunksPerSuper * 16, out);
+    split_nibbles(block(row, chunk) + 8 + chunk % kChunksPerSuper * 16, out);
+    look_up<Iq4>(p, out);
   }
 };
 

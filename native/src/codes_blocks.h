@@ -115,6 +115,16 @@ inline BlockPair load_pair(const char *step, int k) {
 #endif
 }
 
+// Codes with a sign, as integers of a plane meet them.
+template <int kPlane>
+inline BlockPair for_plane(const BlockPair &pair) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  if constexpr (kPlane == 1 && kIsLowUnsigned)
+    return {veorq_s8(pair.first, vdupq_n_s8(-128)), veorq_s8(pair.second, vdupq_n_s8(-128))};
+#endif
+  return pair;
+}
+
 // The formats; kPlanes is 1 for rows of 8 bits, and 2 for rows of 16.
 template <int kPlanes_>
 struct ByteBlocks {
@@ -125,12 +135,7 @@ struct ByteBlocks {
   static int64_t side(const ost_product &p, int side) { return side * (p.num_inputs / kStepInputs) * kStepBytes; }
   template <int kPlane>
   static BlockPair load_blocks(const char *step, int k) {
-    BlockPair pair = load_pair<8>(step, k);
-#if defined(__ARM_FEATURE_DOTPROD)
-    if constexpr (kPlane == 1 && kIsLowUnsigned)
-      pair = {veorq_s8(pair.first, vdupq_n_s8(-128)), veorq_s8(pair.second, vdupq_n_s8(-128))};
-#endif
-    return pair;
+    return for_plane<kPlane>(load_pair<8>(step, k));
   }
 };
 
@@ -144,6 +149,32 @@ struct NibbleBlocks : ByteBlocks<kPlanes_> {
     return load_pair<4>(step, k);
   }
 };
+
+inline BlockCodes look_up(const int8_t *table, BlockCodes places) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s8(places));
+#else
+  for (auto &output : places.of_output)
+    for (int8_t &place : output) place = table[place];
+  return places;
+#endif
+}
+
+// Places in a table of numbers that have a sign, as bytes have.
+template <class Table, int kPlanes>
+struct TabledBlocks : NibbleBlocks<kPlanes> {
+  static constexpr int32_t kZero = 0, kLowMore = ByteBlocks<kPlanes>::kLowMore;
+  template <int kPlane>
+  static BlockPair load_blocks(const char *step, int k) {
+    const BlockPair places = load_pair<4>(step, k);
+    return for_plane<kPlane>({look_up(Table::kNumbers, places.first), look_up(Table::kNumbers, places.second)});
+  }
+};
+
+template <int kPlanes>
+struct Mxfp4Blocks : TabledBlocks<Mxfp4, kPlanes> {};
+template <int kPlanes>
+struct Iq4Blocks : TabledBlocks<Iq4, kPlanes> {};
 
 // Eight integers of a row as bytes; those of 16 bits, as upper and as lower ones.
 inline void put_bytes(const int8_t *eight, int8_t *to, int64_t) { std::memcpy(to, eight, 8); }

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "codes_simd.h"
 // after it
+#include "code_tables.h"
 #include "scale_tiles.h"
 #include "weight_tiles.h"
 
@@ -60,6 +62,7 @@ struct Halves : Nibbles {
 #if defined(OST_SMALL_SUMS)
   static constexpr bool kAreSmall = true;
 #endif
+  static constexpr int kSmallInputs = kInputsPerStep;  // whose products fit sums of 16 bits
   static constexpr int kOrder[kStepInputs] = {0, 4, 1, 5, 2, 6, 3, 7};
   template <int kDot>
   static Pairs load(const char *step, int side) {
@@ -70,6 +73,35 @@ struct Halves : Nibbles {
     return add_quads(sums, weights, inputs);
   }
 #endif
+};
+#endif
+
+// Nibbles that are places in a table. Numbers are their rises, so that what lies beside a nibble stays 0.
+template <class Places, class Table>
+struct Tabled : Places {
+  static constexpr Rises<Table> kRises{};
+  static constexpr int32_t kZero = -Table::kNumbers[0];
+  static constexpr int kSmallInputs = kInputsPerStep / 2;
+  template <int kDot>
+  static Pairs load(const char *step, int side) {
+    return look_up(kRises.of, Places::template load<kDot>(step, side));
+  }
+};
+
+// As what codes meet rows of 8 bits, if they do so otherwise than rows of 16.
+template <class Codes>
+struct HalvesOf {
+  using Type = void;
+};
+#if defined(OST_HALVES)
+template <>
+struct HalvesOf<Nibbles> {
+  using Type = Halves;
+};
+template <class Table>
+struct HalvesOf<Tabled<Nibbles, Table>> {
+  static constexpr bool kFits = !Halves::kAreSmall || Rises<Table>().of[15] * 128 * kInputsPerStep / 4 <= 32767;
+  using Type = std::conditional_t<kFits, Tabled<Halves, Table>, void>;
 };
 #endif
 

@@ -28,6 +28,10 @@ inline Pairs load_nibbles(const char *from) {
   const __m512i words = _mm512_srli_epi16(_mm512_loadu_si512(from), 4 * kNibble);
   return {kNibble == 3 ? words : _mm512_and_si512(words, _mm512_set1_epi16(15))};
 }
+inline Pairs look_up(const uint8_t *table, Pairs places) {
+  const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(numbers), places.v)};
+}
 // The low or high halves of bytes.
 template <int kHalf>
 inline Pairs load_halves(const char *from) {
@@ -73,6 +77,11 @@ inline Pairs load_nibbles(const char *from) {
   return {_mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(words), 4 * kNibble), mask),
           _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(words + 1), 4 * kNibble), mask)};
 }
+inline Pairs look_up(const uint8_t *table, Pairs places) {
+  const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+  const __m256i both = _mm256_broadcastsi128_si256(numbers);
+  return {_mm256_shuffle_epi8(both, places.a), _mm256_shuffle_epi8(both, places.b)};
+}
 template <int kHalf>
 inline Pairs load_halves(const char *from) {
   const auto *words = reinterpret_cast<const __m256i *>(from);
@@ -105,6 +114,12 @@ inline Pairs load_nibbles(const char *from) {
   return each_of_four<Pairs>([=](int k) {
     const uint16x8_t moved = vshlq_u16(vld1q_u16(words + 8 * k), vdupq_n_s16(-4 * kNibble));
     return vreinterpretq_s16_u16(vandq_u16(moved, vdupq_n_u16(15)));
+  });
+}
+inline Pairs look_up(const uint8_t *table, const Pairs &places) {
+  const uint8x16_t numbers = vld1q_u8(table);
+  return each_of_four<Pairs>([&](int k) {
+    return vreinterpretq_s16_u8(vqtbl1q_u8(numbers, vreinterpretq_u8_s16(places.v[k])));
   });
 }
 inline Vec first_of(const Pairs &pairs) {
@@ -141,6 +156,10 @@ inline Pairs load_nibbles(const char *from) {
   Pairs pairs;
   for (int i = 0; i < 32; ++i) pairs.v[i] = static_cast<int16_t>(words[i] >> 4 * kNibble & 15);
   return pairs;
+}
+inline Pairs look_up(const uint8_t *table, Pairs places) {
+  for (int16_t &place : places.v) place = table[place];
+  return places;
 }
 inline Vec first_of(const Pairs &pairs) {
   return each([&](int i) { return static_cast<float>(pairs.v[2 * i]); });

@@ -226,7 +226,7 @@ void multiply_group(const ost_product &p, const Rows &rows, int64_t first_row, c
   alignas(64) float totals[kRows][kTileOutputs];
   for (int first = 0; first < 2; first += kSides) {
 #if defined(OST_SMALL_SUMS)
-    if constexpr (Codes::kAreSmall) sum_small<kRows, kSides>(p, rows, first_row, tile, first, totals);
+    if constexpr (Codes::kAreSmall) sum_small<Codes, kRows, kSides>(p, rows, first_row, tile, first, totals);
     else
 #endif
       sum<Codes, kRows, kSides>(p, rows, first_row, tile, first, totals);
@@ -283,11 +283,12 @@ void multiply(const ost_product &p, int64_t first, int64_t last) {
     return multiply_quads<Codes>(p, first, last, more);
 #endif
 #if defined(OST_HALVES)
-  if constexpr (std::is_same_v<Codes, Nibbles>) {
+  using Small = typename HalvesOf<Codes>::Type;
+  if constexpr (!std::is_void_v<Small>) {
     if (p.activation_group == kInputsPerStep && p.group_size % kInputsPerStep == 0) {
-      const Rows rows = integers_of<int8_t>(p, more, Halves::kOrder);
+      const Rows rows = integers_of<int8_t>(p, more, Small::kOrder);
       for (int64_t tile = first; tile < last; ++tile)
-        multiply_tile<Halves>(p, rows, {codes_of_tile<Nibbles>(p, tile), tile});
+        multiply_tile<Small>(p, rows, {codes_of_tile<Codes>(p, tile), tile});
       return;
     }
   }
@@ -311,15 +312,23 @@ void multiply_blocks(const ost_product &p, int64_t first, int64_t last) {
 }
 #endif
 
+template <class Codes>
+constexpr CodeKernels kernels_of() {
+  return {multiply<Codes>, expand<Codes>};
+}
+
 }  // namespace
 
 CodeKernels OST_CODES(int32_t weight_format) {
 #if defined(OST_BLOCKS)
   if (weight_format == OST_INT8_BLOCKS) return {multiply_blocks<ByteBlocks>, nullptr};
   if (weight_format == OST_INT4_BLOCKS) return {multiply_blocks<NibbleBlocks>, nullptr};
+  if (weight_format == OST_MXFP4_BLOCKS) return {multiply_blocks<Mxfp4Blocks>, nullptr};
+  if (weight_format == OST_IQ4_BLOCKS) return {multiply_blocks<Iq4Blocks>, nullptr};
 #endif
-  return weight_format == OST_INT8 ? CodeKernels{multiply<Bytes>, expand<Bytes>}
-                                   : CodeKernels{multiply<Nibbles>, expand<Nibbles>};
+  if (weight_format == OST_MXFP4) return kernels_of<Tabled<Nibbles, Mxfp4>>();
+  if (weight_format == OST_IQ4) return kernels_of<Tabled<Nibbles, Iq4>>();
+  return weight_format == OST_INT8 ? kernels_of<Bytes>() : kernels_of<Nibbles>();
 }
 
 }  // namespace ost

@@ -50,8 +50,11 @@ constexpr int64_t num_tiles(int64_t num_outputs) {
 constexpr int inputs_per_pack(int32_t dtype) { return dtype == OST_BFLOAT16 ? 2 : 1; }
 
 constexpr bool in_blocks(int32_t weight_format) {
-  return weight_format == OST_INT8_BLOCKS || weight_format == OST_INT4_BLOCKS;
+  return weight_format == OST_INT8_BLOCKS || weight_format == OST_INT4_BLOCKS || weight_format >= OST_MXFP4_BLOCKS;
 }
+
+// Whether codes are places in a table.
+constexpr bool has_table(int32_t weight_format) { return weight_format >= OST_MXFP4; }
 
 // Of a weight of codes.
 constexpr int64_t bits_of_codes(int32_t weight_format) {

@@ -13,13 +13,13 @@
 
 namespace {
 
-enum Stage { kTurns, kNorms, kProducts, kHeads, kAttention, kGates, kLogits, kBlocks, kExperts, kStages };
+enum Stage { kTurns, kNorms, kProducts, kHeads, kAttention, kGates, kLogits, kBlocks, kExperts, kTables, kStages };
 const char *const kNames[] = {"turns", "norms", "products", "heads", "attention",
-                              "gates", "logits", "superblocks", "experts"};
+                              "gates", "logits", "superblocks", "experts", "tables"};
 constexpr uint64_t kExpected[kStages] = {
     0xaacf02d503cafb81, 0xbe4a26957412cfc6, 0x592c7a9d52cc07f4,
     0xe74f2f0acbc8dd0d, 0xa2db61444b6474e7, 0x450586aa0e2cc0fe,
-    0x4f3bc8a276038ace, 0xaeec5c460dc5f651, 0x3eef8cf18cd3873d};
+    0x4f3bc8a276038ace, 0xaeec5c460dc5f651, 0x3eef8cf18cd3873d, 0xdb6178ba102c4b15};
 
 constexpr int32_t kRows = 45, kWidth = 96, kInner = 160, kHeadDim = 32, kHeads3 = 3, kVocabulary = 70;
 
@@ -80,8 +80,19 @@ struct Array {
 bool is_in_blocks = false;
 
 int32_t packed_format(int32_t format) {
-  return !is_in_blocks ? format : format == OST_INT8 ? OST_INT8_BLOCKS : OST_INT4_BLOCKS;
+  return is_in_blocks ? format + 2 : format;
 }
+
+// Blocks of a file, of which 256 inputs are a row.
+struct Blocks {
+  int32_t row_kind, format, group_size, num_blocks, block_bytes, scale_dtype;
+  int factors[2];  // where float16 are that are drawn, or -1
+};
+constexpr Blocks kSuperBlocks[] = {{OST_ROWS_Q4_K, OST_INT4, 32, 1, 144, OST_SUPERBLOCKS, {0, 2}},
+                                   {OST_ROWS_Q6_K, OST_INT8, 16, 1, 210, OST_SUPERBLOCKS, {208, 208}}};
+constexpr Blocks kTabledBlocks[] = {{OST_ROWS_IQ4_XS, OST_IQ4, 32, 1, 136, OST_SUPERBLOCKS, {0, -1}},
+                                    {OST_ROWS_IQ4_NL, OST_IQ4, 32, 8, 18, OST_FLOAT16, {0, -1}},
+                                    {OST_ROWS_MXFP4, OST_MXFP4, 32, 8, 17, OST_BFLOAT16, {-1, -1}}};
 
 // The nearest codes of a weight of plain numbers, or blocks of a file.
 struct Weight {
@@ -93,24 +104,26 @@ struct Weight {
     if (format == OST_INT4) reserve(int64_t{experts} * outputs, inputs / 32 * int64_t{2}, minima);
     pack(plain.view.data, plain.view.stride * 4, OST_ROWS_NUMBERS, int64_t{experts} * outputs);
   }
-  Weight(uint64_t seed, int32_t outputs, int32_t row_kind)
-      : num_outputs(outputs), num_inputs(256), weight_format(packed_format(row_kind == OST_ROWS_Q4_K ? OST_INT4 : OST_INT8)),
-        group_size(row_kind == OST_ROWS_Q4_K ? 32 : 16), scale_dtype(OST_SUPERBLOCKS) {
-    const bool is_small = row_kind == OST_ROWS_Q4_K;
-    const int64_t row_bytes = is_small ? 144 : 210;
-    std::vector<uint8_t> blocks(static_cast<size_t>(outputs * row_bytes));
+  Weight(uint64_t seed, int32_t outputs, const Blocks &kind)
+      : num_outputs(outputs), num_inputs(256), weight_format(packed_format(kind.format)),
+        group_size(kind.group_size), scale_dtype(kind.scale_dtype) {
+    const int64_t num_blocks = int64_t{outputs} * kind.num_blocks;
+    std::vector<uint8_t> blocks(static_cast<size_t>(num_blocks * kind.block_bytes));
     Sequence sequence(seed);
     for (uint8_t &byte : blocks) byte = static_cast<uint8_t>(sequence.next() >> 56);
-    for (int64_t row = 0; row < outputs; ++row)
-      for (const int64_t place : {is_small ? 0 : 208, is_small ? 2 : 208}) {
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      uint8_t *own = &blocks[static_cast<size_t>(block * kind.block_bytes)];
+      if (kind.format == OST_MXFP4) own[0] = static_cast<uint8_t>(112 + own[0] % 16);  // an exponent
+      for (const int place : kind.factors) {
         const uint16_t factor = static_cast<uint16_t>(0x1400 + (sequence.next() & 0x3ff));
-        std::memcpy(&blocks[static_cast<size_t>(row * row_bytes + place)], &factor, 2);
+        if (place >= 0) std::memcpy(own + place, &factor, sizeof factor);
       }
-    const int64_t bytes = ost::bytes_of_scales(OST_SUPERBLOCKS, 256 / group_size, group_size);
+    }
+    const int64_t bytes = ost::bytes_of_scales(scale_dtype, 256 / group_size, group_size);
     scales.resize(static_cast<size_t>(ost::num_tiles(outputs) * bytes));
-    if (is_small) minima.resize(scales.size());
+    if (kind.format == OST_INT4) minima.resize(scales.size());
     reserve(outputs, 0, tiles);
-    pack(blocks.data(), row_bytes, row_kind, outputs);
+    pack(blocks.data(), int64_t{kind.num_blocks} * kind.block_bytes, kind.row_kind, outputs);
   }
   ost_product product(const ost_matrix &inputs, const ost_matrix &outputs, int32_t rows, int32_t dtype,
                       int32_t activation_bits) const {
@@ -233,12 +246,14 @@ void check_layer(Digests &digests, const std::vector<float> &angles, int32_t dty
   logits.add_to(digests, kLogits);
   Array wide(kRows, 256, dtype), narrow(kRows, kVocabulary, dtype);
   wide.fill(10);
-  for (const int32_t kind : {OST_ROWS_Q4_K, OST_ROWS_Q6_K}) {
+  const auto multiply_blocks = [&](const Blocks &kind, Stage stage) {
     const Weight weight(11, kVocabulary, kind);
     const ost_product product = weight.product(wide.view, narrow.view, kRows, dtype, bits);
     ost_ops_product(&product);
-    narrow.add_to(digests, kBlocks);
-  }
+    narrow.add_to(digests, stage);
+  };
+  for (const Blocks &kind : kSuperBlocks) multiply_blocks(kind, kBlocks);
+  for (const Blocks &kind : kTabledBlocks) multiply_blocks(kind, kTables);
 }
 
 // A mixture is what its products and gates are one by one, weighed and added in the order of experts.

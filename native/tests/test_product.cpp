@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "case.h"
+#include "code_tables.h"
 #include "scale_tiles.h"
 #include "weight_tiles.h"
 
@@ -148,15 +149,16 @@ void check_product(uint32_t seed) {
   }
 }
 
-// Codes in place of a product's weight, with scales, minima or zeros or none, and inputs in any order.
+// Codes in place of a product's weight, of 4 bits also places in a table, with scales, minima or zeros or none, and inputs in any order.
 struct Codes {
   Codes(Random &random, Product &p)
-      : bits(random.pick({8, 4})), is_in_blocks(p.record.dtype != OST_FLOAT16 && random.chance(0.5)),
+      : bits(random.pick({8, 4})), table(bits == 4 && random.chance(0.5) ? random.pick({OST_MXFP4, OST_IQ4}) : 0),
+        is_in_blocks(p.record.dtype != OST_FLOAT16 && random.chance(0.5)),
         num_inputs(p.weight.padded_inputs()),
         has_superblocks(num_inputs % 256 == 0 && random.chance(0.4)),
         group_size(has_superblocks ? random.pick({16, 32}) : 32 * random.pick({1, 2, 4, 9, 100})),
-        groups((num_inputs + group_size - 1) / group_size), has_minima(random.chance(0.4)),
-        has_zeros(!has_minima && random.chance(0.5)),
+        groups((num_inputs + group_size - 1) / group_size), has_minima(table == 0 && random.chance(0.4)),
+        has_zeros(table == 0 && !has_minima && random.chance(0.5)),
         codes(ost::num_tiles(p.weight.num_outputs) * 32 * num_inputs * bits / 8),
         scales(ost::num_tiles(p.weight.num_outputs) * 32 * groups,
                has_superblocks ? OST_FLOAT32 : dtype_of(random)),
@@ -180,8 +182,8 @@ struct Codes {
     p.record.zeros = has_zeros ? zeros.data() : nullptr;
     p.record.order = is_mixed ? order.data() : nullptr;
     p.record.tiles = codes.data();
-    p.record.weight_format = is_in_blocks ? (bits == 8 ? OST_INT8_BLOCKS : OST_INT4_BLOCKS)
-                                          : (bits == 8 ? OST_INT8 : OST_INT4);
+    const int32_t in_pairs = table != 0 ? table : bits == 8 ? OST_INT8 : OST_INT4;
+    p.record.weight_format = is_in_blocks ? in_pairs + 2 : in_pairs;
     p.record.scales = has_superblocks ? scale_tiles.data() : scales.data();
     p.record.minima = !has_minima ? nullptr : has_superblocks ? minimum_tiles.data() : minima.data();
     p.record.scale_dtype = has_superblocks ? OST_SUPERBLOCKS : scales.dtype;
@@ -204,8 +206,8 @@ struct Codes {
     return memory;
   }
   // As bits allow; with scales of one, and nothing else.
-  void become_largest() {
-    std::memset(codes.data(), bits == 8 ? 0x80 : 0xff, codes.size());
+  void become_largest(Random &random) {
+    std::memset(codes.data(), bits == 8 ? 0x80 : table != 0 && random.chance(0.5) ? 0 : 0xff, codes.size());
     std::memset(zeros.data(), 0, zeros.size());
     for (int64_t i = 0; i < scales.size(); ++i) {
       scales.set(i, 1);
@@ -219,24 +221,27 @@ struct Codes {
     const int64_t input = places[given];
     const int64_t tile = output / 32, o = output % 32;
     const int64_t place = (tile * groups + input / group_size) * 32 + o;
-    const double zero = has_zeros ? zeros[place] : bits == 4 ? 8 : 0;
+    const double zero = has_zeros ? zeros[place] : bits == 4 && table == 0 ? 8 : 0;
     const double minimum = has_minima ? minima.at(place) : -zero * scales.at(place);
     const uint8_t *own = &codes[tile * 32 * num_inputs * bits / 8];
     if (is_in_blocks) {
       const int64_t step = o / 16 * (num_inputs / 8) + input / 8, within = o % 16;
       if (bits == 8)
         return static_cast<int8_t>(own[step * 128 + within * 8 + input % 8]) * scales.at(place) + minimum;
-      return (own[step * 64 + within % 8 * 8 + input % 8] >> within / 8 * 4 & 15) * scales.at(place) + minimum;
+      return number_of(own[step * 64 + within % 8 * 8 + input % 8] >> within / 8 * 4 & 15) * scales.at(place) + minimum;
     }
     if (bits == 8)
       return static_cast<int8_t>(own[(input / 2 * 32 + o) * 2 + input % 2]) * scales.at(place) +
              minimum;
     const int64_t nibble = input % 8 / 2;
     const uint8_t both = own[input / 8 * 128 + o * 4 + input % 2 * 2 + nibble / 2];
-    return (both >> nibble % 2 * 4 & 15) * scales.at(place) + minimum;
+    return number_of(both >> nibble % 2 * 4 & 15) * scales.at(place) + minimum;
+  }
+  double number_of(int32_t nibble) const {
+    return table == 0 ? nibble : (table == OST_MXFP4 ? ost::Mxfp4::kNumbers : ost::Iq4::kNumbers)[nibble];
   }
 
-  int32_t bits;
+  int32_t bits, table;
   bool is_in_blocks;
   int64_t num_inputs;
   bool has_superblocks;
@@ -290,7 +295,7 @@ void check_codes(uint32_t seed) {
   // All products are the largest, of one sign.
   const bool is_extreme = !codes.has_superblocks && random.chance(0.2);
   if (is_extreme) {
-    codes.become_largest();
+    codes.become_largest(random);
     for (int64_t i = 0; i < p.inputs.size(); ++i) p.inputs.set(i, -2.f);
   }
   p.record.activation_bits = random.pick({0, 0, 8});

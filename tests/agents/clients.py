@@ -34,7 +34,7 @@ class AgentClient:
         result: Words that stand before each result in the prompt.
         first: The command for a conversation's first message; ``{question}`` is the message.
         later: The command for the following ones; empty: ``first`` gets all as arguments.
-        continues: Whether a conversation has a second question.
+        num_questions: Questions of its first conversation.
         talks: Whether its questions are lines of its input, in one process.
         script: Makes its script from a question and a number of calls; None: calls of the tool.
         python: The interpreter that its packages need.
@@ -52,7 +52,7 @@ class AgentClient:
     environment: Mapping[str, str] = field(default_factory=dict)
     first: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
-    continues: bool = True
+    num_questions: int = 2
     python: str = "python3"
     program: str = ""
     talks: bool = False
@@ -173,19 +173,16 @@ _OPENCODE = AgentClient(
         ".config/opencode/opencode.json": json.dumps(
             {
                 "model": "ostinato/local",
-                "provider": {
-                    "ostinato": {
-                        "npm": "@ai-sdk/openai-compatible",
-                        "options": {"baseURL": "{url}/v1", "apiKey": "none"},
-                        "models": {"local": {}},
-                    }
-                },
+                "provider": {"ostinato": {
+                    "npm": "@ai-sdk/openai-compatible", "models": {"local": {}},
+                    "options": {"baseURL": "{url}/v1", "apiKey": "none"},
+                }},
             }
         )
     },
     first=("opencode", "run", "--auto", "{question}"),
     later=("opencode", "run", "--auto", "--continue", "{question}"),
-)
+)  # fmt: skip
 
 _QWEN_CODE = AgentClient(
     name="Qwen Code",
@@ -207,14 +204,10 @@ _PI = AgentClient(
     tool="bash",
     files={
         ".pi/agent/models.json": json.dumps(
-            {
-                "providers": {
-                    "ostinato": {
-                        "baseUrl": "{url}/v1", "api": "openai-completions", "apiKey": "none",
-                        "models": [{"id": "local", "reasoning": True, "contextWindow": 131072}],
-                    }
-                }
-            }
+            {"providers": {"ostinato": {
+                "baseUrl": "{url}/v1", "api": "openai-completions", "apiKey": "none",
+                "models": [{"id": "local", "reasoning": True, "contextWindow": 131072}],
+            }}}
         )
     },
     environment={"PI_OFFLINE": "1"},
@@ -231,21 +224,17 @@ _CLINE = AgentClient(
         ".cline/data/settings/providers.json": json.dumps(
             {
                 "version": 1, "lastUsedProvider": "openai-compatible", "modes": {},
-                "providers": {
-                    "openai-compatible": {
-                        "settings": {
-                            "provider": "openai-compatible", "apiKey": "none", "model": "local",
-                            "baseUrl": "{url}/v1",
-                        },
-                        "updatedAt": "2026-11-28T00:00:00.000Z", "tokenSource": "manual",
-                    }
-                },
+                "providers": {"openai-compatible": {
+                    "settings": {"provider": "openai-compatible", "apiKey": "none",
+                                 "model": "local", "baseUrl": "{url}/v1"},
+                    "updatedAt": "2026-11-28T00:00:00.000Z", "tokenSource": "manual",
+                }},
             }
         )
     },
     first=("cline", "{question}"),
     later=("cline", "{question}"),
-    continues=False,  # without a terminal a session is not taken up again
+    num_questions=1,  # without a terminal a session is not taken up again
 )  # fmt: skip
 
 _CONTINUE = AgentClient(
@@ -259,16 +248,9 @@ _CONTINUE = AgentClient(
         "    apiKey: none\n    roles: [chat]\n    capabilities: [tool_use]\n"
     },
     first=("cn", "--auto", "--config", "{home}/.continue/config.yaml", "-p", "{question}"),
-    later=(
-        "cn",
-        "--auto",
-        "--config",
-        "{home}/.continue/config.yaml",
-        "--resume",
-        "-p",
-        "{question}",
-    ),
-)
+    later=("cn", "--auto", "--config", "{home}/.continue/config.yaml", "--resume", "-p",
+           "{question}"),
+)  # fmt: skip
 
 _SMOL_TOOLS = AgentClient(
     name="smolagents ToolCallingAgent",
@@ -315,10 +297,13 @@ _AIDER = AgentClient(
     source="pypi",
     packages=("aider-chat",),
     environment={"OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "none"},
+    files={"project/CONVENTIONS.md": "- Names are nouns; a value is checked once.\n" * 900},
     talks=True,
+    num_questions=20,
     script=lambda question, _: Talk(question),
-    first=("aider", "--model", "openai/local", "--yes-always", "--no-check-update", "--no-git",
-           "--no-show-model-warnings", "--no-pretty", "--no-fancy-input", "--analytics-disable"),
+    first=("aider", "--read", "CONVENTIONS.md", "--model", "openai/local", "--yes-always",
+           "--no-check-update", "--no-git", "--no-show-model-warnings", "--no-pretty",
+           "--no-fancy-input", "--analytics-disable"),
 )  # fmt: skip
 _OPENHANDS = AgentClient(
     name="OpenHands",

@@ -1,4 +1,6 @@
-"""Agents as npm and PyPI ship them, each in a home of its own: two questions, 20 calls, then anew.
+"""Agents as npm and PyPI ship them, each in a home of its own: a session, then another one.
+
+A session has two questions and 20 calls, or 20 questions with an agent that calls no tools.
 
 Of each it is asserted that no request is refused, that inside a loop of calls it hits all that it
 sends again, and that a second conversation hits the instructions and the tools. The
@@ -25,7 +27,6 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
 
 NUM_CALLS = 10
 ASK = "Play the steps aloud"
-QUESTIONS = (f"{ASK}, all of them.", f"{ASK}, once more.")
 OTHER_QUESTION = f"{ASK}, in another conversation."
 _RUN_S = 600
 
@@ -53,15 +54,17 @@ class Figures:
 
     Attributes:
         in_loop: The least share of what it could hit of all requests inside loops.
-        next_question: That of the request with the second question; None where there is none.
+        next_question: That of requests with a later question; None where there is none.
         second: Of the first request of a second conversation: of what the two have in common.
         of_append_only: ``in_loop`` and ``next_question`` as shares of an append-only client's.
+        session: Of the whole first conversation, as a share of an append-only client's.
     """
 
     in_loop: float
     next_question: float | None
     second: float
     of_append_only: tuple[float, float | None]
+    session: float
 
     @classmethod
     def of(cls, turns: Sequence[Turn]) -> "Figures":
@@ -73,8 +76,12 @@ class Figures:
             or turn.num_asked(ASK) != turns[place - 1].num_asked(ASK)
             or len(turn.prompt) < len(turns[place - 1].prompt)
         ]  # fmt: skip
-        assert len(starts) in (2, 3), starts
         second = starts[-1]
+        appended = [
+            (min(turn.num_cached, possible), possible)
+            for earlier, turn in pairwise(turns[:second])
+            for possible in (min(turn.num_before, earlier.num_reusable),)
+        ]
         shared = common_prefix(turns[0].prompt, turns[second].prompt)
         in_loop, next_question = least_shares(turns, starts, Turn.num_repeated)
         return cls(
@@ -82,13 +89,14 @@ class Figures:
             next_question,
             min(1.0, turns[second].num_cached / shared),
             least_shares(turns, starts, lambda turn, _: turn.num_before),
+            sum(hits for hits, _ in appended) / sum(possible for _, possible in appended),
         )
 
 
 def least_shares(
     turns: Sequence[Turn], starts: Sequence[int], reach: Callable[[Turn, Turn], int]
 ) -> tuple[float, float | None]:
-    """Return the least share of hits inside loops, and that of the second question.
+    """Return the least share of hits inside loops, and that of later questions.
 
     Args:
         turns: Both conversations.
@@ -101,7 +109,7 @@ def least_shares(
         if (possible := min(turn.num_before, earlier.num_reusable, reach(turn, earlier)))
     }
     inside = [share for place, share in shares.items() if place not in starts]
-    return min(inside, default=1.0), shares.get(starts[1]) if len(starts) == 3 else None
+    return min(inside, default=1.0), min((shares[p] for p in starts[1:-1]), default=None)
 
 
 def answered(url: str, path: str) -> tuple[int, list[str]]:
@@ -154,7 +162,7 @@ def test_an_agent_connects_and_hits(
     folder = installer.folder(client)
     llm.script, llm.turns = client.answers(ASK, NUM_CALLS), []
     before, failed_before = answered(url, client.path)
-    questions = QUESTIONS if client.continues else QUESTIONS[:1]
+    questions = [f"{ASK}, time {number}." for number in range(client.num_questions)]
     path = installer.path if client.source == "npm" else os.environ["PATH"]
     printed = converse(client, folder, home, url, path, *questions)
     printed += converse(client, folder, home, url, path, OTHER_QUESTION)
@@ -170,7 +178,8 @@ def test_an_agent_connects_and_hits(
     shares = (figures.in_loop, figures.next_question, figures.second)
     row += ["–" if share is None else f"{share:.1%}" for share in shares]
     appended = ("–" if share is None else f"{share:.1%}" for share in figures.of_append_only)
-    print(f"\n| {' | '.join(row)} |", "of an append-only client's:", *appended)
+    print(f"\n| {' | '.join(row)} |", "of an append-only client's:", *appended, end=" ")
+    print(f"{len(turns[-1].prompt):,} tokens; the session: {figures.session:.2%}")
     assert figures.in_loop >= 0.999
     assert figures.next_question is None or figures.next_question >= 0.99
-    assert figures.second >= 0.99
+    assert figures.second >= 0.99 and figures.session >= 0.99

@@ -87,6 +87,7 @@ def plainly(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(rows=st.lists(st.tuples(texts, st.integers(0, 60)), min_size=1, max_size=6))
 @settings(max_examples=60, deadline=None)

@@ -96,6 +96,7 @@ def test_the_beams_of_transformers(family: str, width: int, make_llm: MakeLLM, m
         assert again.num_cached_tokens >= len(prompt) - 4
 
 
+@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("length_penalty", [-1.5, 0.0, 1.0, 2.0])
 def test_answers_that_end_before_others(

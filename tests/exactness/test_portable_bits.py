@@ -74,6 +74,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return request.param, save_portable_checkpoint(folder, family, **changes), settings
 
 
+@pytest.mark.one_case_in(2)
 def test_logits_and_tokens_are_those_of_every_processor(checkpoint: Any, isa: Isa):
     name, path, settings = checkpoint
 

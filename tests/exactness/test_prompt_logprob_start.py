@@ -21,6 +21,7 @@ def scored_from(start: int) -> SamplingParams:
     )
 
 
+@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma2"])
 @pytest.mark.parametrize("start", [2, 17, 25])
 def test_the_end_of_a_prompt_is_scored_behind_a_hit(

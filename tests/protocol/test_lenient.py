@@ -22,7 +22,6 @@ TEXTS = st.sampled_from(["", "a", "To be", "ü\n"])
 NAMES = st.sampled_from(["clock", "weather"])
 IDS = st.sampled_from(["call_1", "call_2"])
 OBJECTS = st.dictionaries(NAMES, TEXTS, max_size=2)
-SCHEMAS = st.fixed_dictionaries({"type": st.just("object"), "properties": st.just({})})
 
 
 def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Body]:

@@ -59,10 +59,10 @@ def test_perplexity_in_float32_is_that_of_transformers(
 @pytest.mark.parametrize(
     ("settings", "loss"),
     [
-        ({}, 0.01),
+        pytest.param({}, 0.01, marks=pytest.mark.nightly),
         pytest.param({"quantization": "int8"}, 0.015, marks=pytest.mark.nightly),
         ({"quantization": "int4"}, 0.03),
-        ({"quantization": "w4a8"}, 0.03),
+        pytest.param({"quantization": "w4a8"}, 0.03, marks=pytest.mark.nightly),
         pytest.param({"kv_cache_dtype": "int8"}, 0.015, marks=pytest.mark.nightly),
     ],
     ids=str,

@@ -24,6 +24,7 @@ PROMPT = random_prompt(1, 20)
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["W8A16", "W4A16", "W8A8"])
 def test_a_checkpoint_runs_from_its_own_codes(kind: str, dtype: Any, tmp_path: Path):

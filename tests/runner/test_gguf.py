@@ -97,6 +97,7 @@ def test_tokenizer_and_chat_template_come_out_of_the_file(plain_file: Path):
     assert tokenizer.chat_template == TEMPLATE
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_quantized_weights_generate_what_generate_does(

@@ -73,9 +73,9 @@ def test_a_file_with_plain_weights_has_no_codes(checkpoints: Checkpoints, tmp_pa
 
 EXACT = [
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
-    "IQ4_XS",
+    "IQ4_XS", "MXFP4",
 ]  # fmt: skip
-FOUR_BITS = {"Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K"}
+FOUR_BITS = {"Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
 SCALES = {"Q2_K": slice(-4, None), "Q3_K": slice(-2, None), "Q6_K": slice(-2, None)}
 
 
@@ -85,6 +85,9 @@ def random_blocks(kind: str, num_rows: int) -> tuple[Any, gguf.GGMLQuantizationT
     numbers, size = gguf.GGML_QUANT_SIZES[type_]
     random = np.random.default_rng(0)
     blocks = random.integers(0, 256, (num_rows * 512 // numbers, size), dtype=np.uint8)
+    if kind == "MXFP4":  # an exponent
+        blocks[:, 0] = random.integers(120, 130, len(blocks))
+        return blocks.reshape(num_rows, -1), type_
     two = kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
     where = SCALES.get(kind, slice(0, 4 if two else 2))
     count = len(range(*where.indices(size))) // 2
@@ -164,8 +167,8 @@ def test_a_product_with_k_blocks_is_that_of_plain_scales_to_the_bit(kind: str, n
     assert torch.equal(packed.multiply(rows), plain.multiply(rows))
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q6_K"])
-def test_other_numbers_in_k_blocks_are_near(kind: str):
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "IQ4_NL", "MXFP4"])
+def test_other_numbers_in_blocks_are_near(kind: str):
     """The rows beside them keep theirs."""
     data, type_ = random_blocks(kind, 70)
     packed = QuantizedWeight.of_rows([rows_of(data, type_)], torch.float32)

@@ -67,7 +67,7 @@ def own_mib():
 
 before, kept = own_mib(), []
 with returning_large_blocks():
-    for index in range(200):
+    for index in range(40):
         block = torch.ones(20 * 2**20, dtype=torch.uint8)
         kept.append(torch.ones(64 * 2**10, dtype=torch.uint8))  # behind it, on the heap
         del block

@@ -61,6 +61,7 @@ def same(one: LoadedModel, other: LoadedModel) -> None:
     assert torch.equal(logits_of(one), logits_of(other))
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("family", STREAMED)
 def test_every_dense_family_is_read_as_a_whole_one_is(
     family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from tests.runner.test_streamed import logits_of, same
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
+from tests.support.pairs import pairwise
 
 pytestmark = needs_library
 
@@ -69,6 +70,7 @@ def mapped_bytes(entry: Path) -> int:
     return len(pages) * mmap.PAGESIZE
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -130,6 +132,7 @@ MODULES_ARE_NEEDED = {
 }
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -184,6 +187,7 @@ def test_nothing_is_kept_of_a_model_that_is_read_as_a_whole(
     assert entries() == [] and "packed again" not in caplog.text
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_a_model_that_is_built_later_shares_its_weights_with_the_steps(
     family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
@@ -259,8 +263,7 @@ def shorten(file: Path) -> None:
     write_anew(file, file.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("name", [INDEX, WEIGHTS])
-@pytest.mark.parametrize("damage", [flip, shorten, Path.unlink])
+@pairwise("damage", [flip, shorten, Path.unlink], "name", [INDEX, WEIGHTS])
 def test_a_damaged_entry_is_packed_again(
     name: str, damage: Callable[[Path], None], llama: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -299,6 +302,7 @@ def test_a_copied_entry_is_compared_with_its_checksums(
     assert len(verified) == 1
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("num_writes", [0, 1, 5, 100])
 def test_a_full_disk_costs_a_line_in_the_log(
     num_writes: int, llama: Path, monkeypatch: pytest.MonkeyPatch

@@ -141,6 +141,7 @@ def test_the_victim_s_exact_prompt_costs_the_attacker_what_it_costs_on_an_empty_
     assert endpoint.probe(victim, SECRET) == num_cached, "and still is"
 
 
+@pytest.mark.one_case_in(3)
 @AT_EVERY_ENDPOINT
 def test_the_attacker_recovers_nothing(keyed: Keyed, path: str):
     endpoint = ENDPOINTS[path]
@@ -284,6 +285,7 @@ def test_no_endpoint_was_forgotten(keyed: Keyed):
 # --- with isolation switched off -------------------------------------------------------------
 
 
+@pytest.mark.one_case_in(3)
 @AT_EVERY_ENDPOINT
 def test_without_salts_the_same_attacker_recovers_the_secret(open_house: Keyed, path: str):
     """So the tests above can fail."""

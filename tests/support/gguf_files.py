@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+_ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 TEMPLATE = "{% for m in messages %}<bos>{{ m['content'] }}<eos>{% endfor %}"
 
 
@@ -20,7 +21,7 @@ def save_gguf(
     tensors_per_part: int = 0,
     extra: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
 ) -> Path:
-    """Write a Qwen3, Qwen3-MoE or Llama checkpoint as one file, or in parts.
+    """Write a Qwen3, Qwen3-MoE, gpt-oss or Llama checkpoint as one file, or in parts.
 
     Args:
         path: The file.
@@ -54,20 +55,22 @@ def save_gguf(
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    known = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE}
-    arch = known.get(architecture, gguf.MODEL_ARCH.QWEN3)
+    if architecture == "gpt-oss":
+        _add_gpt_oss(writer, config)
+    known = {"llama", "qwen3moe", "gpt-oss"} & {architecture} or {"qwen3"}
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name in known)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     if architecture == "llama":
         _add_rope(writer, model)
     quantization = gguf.GGMLQuantizationType[kind]
-    for name, tensor in _parts_of(model.state_dict()):
+    for name, tensor in _parts_of(model.state_dict(), architecture == "gpt-oss"):
         if config.tie_word_embeddings and name.startswith("lm_head"):
             continue
         plain = tensor.float().numpy()
         if architecture == "llama":
             plain = _turned(name, plain, config)
         base, _, suffix = name.rpartition(".")
-        is_plain = plain.ndim == 1 or name.endswith("mlp.gate.weight")
+        is_plain = suffix == "bias" or plain.ndim == 1 or name.endswith(_ROUTERS)
         kept = gguf.GGMLQuantizationType.F32 if is_plain else quantization
         data = plain if kept == gguf.GGMLQuantizationType.F32 else gguf.quantize(plain, kept)
         writer.add_tensor(
@@ -80,15 +83,33 @@ def save_gguf(
     return min(path.parent.glob(f"{path.stem}*.gguf"))
 
 
-def _parts_of(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _parts_of(state: dict[str, Any], is_gpt_oss: bool) -> Iterator[tuple[str, Any]]:
     """Yield weights as llama.cpp has them: gates and ups of experts are two."""
     for name, tensor in state.items():
-        if name.endswith("experts.gate_up_proj"):
-            stem = name.removesuffix("gate_up_proj")
-            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
-                yield f"{stem}{part}_proj.weight", half
+        stem, _, own = name.rpartition(".")
+        suffix = "bias" if own.endswith("_bias") else "weight"
+        if is_gpt_oss and "experts." in name and suffix == "weight":
+            tensor = tensor.transpose(1, 2)
+        if own.startswith("gate_up_proj"):
+            halves = (tensor[:, ::2], tensor[:, 1::2]) if is_gpt_oss else tensor.chunk(2, dim=1)
+            for part, half in zip(("gate", "up"), halves, strict=True):
+                yield f"{stem}.{part}_proj.{suffix}", half
+        elif "experts." in name or own == "sinks":
+            yield f"{stem}.{own.removesuffix('_bias')}.{suffix}", tensor
         else:
-            yield (f"{name}.weight" if name.endswith("experts.down_proj") else name), tensor
+            yield name, tensor
+
+
+def _add_gpt_oss(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_sliding_window(config.sliding_window)
+    rope = config.rope_parameters
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
 def _turned(name: str, plain: np.ndarray, config: Any) -> np.ndarray:

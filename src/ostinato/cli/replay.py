@@ -11,14 +11,17 @@ import typer
 
 from ostinato.cli.output.streaming import note
 from ostinato.core.errors import ConfigError, RequestError
+from ostinato.core.setting import setting_fields
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.settings import COMPUTING, EngineSettings
 
 if TYPE_CHECKING:
     from ostinato import LLM, AsyncLLM, RequestOutput
 
-_SETTINGS = (
-    *("dtype", "quantization", "activation_dtype", "kv_cache_dtype"),
-    *("attention", "forward", "portable_bits"),
+_SETTINGS = tuple(
+    name
+    for name, each in setting_fields(EngineSettings).items()
+    if each.metadata["setting"].group == COMPUTING
 )
 """Settings of an engine that tokens depend on."""
 

@@ -108,7 +108,7 @@ class Identity:
         """First token that the adapter computes: 0, or the invocation of an activated one."""
         return next(stage.start for stage in self.stages if stage.adapter == self.adapter)
 
-    @property
+    @cached_property
     def owner(self) -> bytes:
         """The tenant's own part of the salt."""
         return tenant_of(self.tenant)

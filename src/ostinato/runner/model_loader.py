@@ -29,6 +29,7 @@ from ostinato.runner.heads import Head
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.loading.compressed_codes import codes_of_layers
+from ostinato.runner.loading.fp8_source import Fp8Source, is_fp8
 from ostinato.runner.loading.gguf_source import codes_of_file
 from ostinato.runner.loading.load_memory import KVBytes, check_whole
 from ostinato.runner.loading.model_support import (
@@ -46,6 +47,7 @@ from ostinato.runner.loading.pretrained import (
     load_weights,
     quiet,
     torch_dtype,
+    unquantized,
 )
 from ostinato.runner.loading.streamed import Assembled, LoadSettings, stream_model
 from ostinato.runner.loading.word_codes import WordCheckpoint, is_in_words, read_words
@@ -367,7 +369,7 @@ def _build(
 ) -> tuple[Assembled, nn.Module | None]:
     """Read a model weight by weight if that is possible, else as a whole."""
     register()
-    on_meta = check_attention_interface(settings.config)
+    on_meta = check_attention_interface(unquantized(settings.config))
     if device.type == "cpu" and not on_device(settings.attention, device):
         built = stream_model(settings, on_meta, recorder)
         if built is not None:
@@ -455,8 +457,10 @@ def _load_vision(
 def _read_words(
     path: Path, files: tuple[Path, ...], config: PreTrainedConfig, dtype: torch.dtype
 ) -> WordCheckpoint | None:
-    """Read a checkpoint whose codes are in words of 32 bits; None for any other."""
+    """Read a checkpoint whose codes are in words of 32 bits, or in FP8; None for any other."""
     for settings in quantization_settings(config):
+        if is_fp8(settings):
+            return WordCheckpoint("FP8", {}, Fp8Source(files, settings).state(dtype))
         if is_in_words(settings):
             return read_words(path, files, settings, dtype)
     return None
@@ -468,7 +472,7 @@ def _codes_of_checkpoint(
     """Return the checkpoint's own codes; None if there are none, or they are not supported here."""
     if why_unpacked(model.dtype, model.device) is not None:
         return None
-    if words is not None:
+    if words is not None and words.codes:
         return words.quantization_of(model)
     return codes_of_file(path, model) if path.is_file() else codes_of_layers(model)
 

@@ -153,7 +153,7 @@ def observe_without_weights(
 ) -> tuple[KVSpec, tuple[AttentionStyle, ...]] | None:
     """Return the KV and the attention of each layer of a model on ``meta``.
 
-    None for a model with states or sinks, and for one that cannot be called without numbers.
+    None for a model with states, and for one that cannot be called without numbers.
     """
     call = ModelCall(model)
     try:
@@ -162,9 +162,7 @@ def observe_without_weights(
             spec = recorder.spec(model)
     except Exception:  # code of any model, where values of tensors are not defined
         return None
-    styles = recorder.styles()
-    has_sinks = any(style.sinks is not None for style in styles)
-    return None if recorder.states.spec.layers or has_sinks else (spec, styles)
+    return None if recorder.states.spec.layers else (spec, recorder.styles())
 
 
 def check_finite(model: "PreTrainedModel", call: StepCall, probed: Probed) -> None:

@@ -168,14 +168,13 @@ class _Cell:
 
     def add(self, work: Work, seconds: float, prices: StepPrices | None) -> None:
         """Keep a step; in the middle is one by measured to predicted time, of two the faster."""
-
-        def ratio(step: tuple[Work, float]) -> float:
-            expected = float(step[0].tokens) if prices is None else prices.seconds(step[0])
-            return step[1] / expected
-
         self._steps.append((work, seconds))
-        middle = (len(self._steps) - 1) // 2
-        self.work, self.seconds = sorted(self._steps, key=ratio)[middle]
+        ratios = [
+            measured_s / (float(step.tokens) if prices is None else prices.seconds(step))
+            for step, measured_s in self._steps
+        ]
+        order = sorted(range(len(ratios)), key=ratios.__getitem__)
+        self.work, self.seconds = self._steps[order[(len(order) - 1) // 2]]
 
 
 def max_certain_tokens(

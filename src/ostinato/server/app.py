@@ -42,7 +42,8 @@ def create_app(state: ServerState) -> FastAPI:
     app = FastAPI(title="Ostinato", version=ostinato.__version__, docs_url=None, redoc_url=None)
     app.state.server = state
     for router in ROUTERS:
-        app.include_router(router)
+        # Not include_router, which builds each route anew for each application.
+        app.router.routes.extend(router.routes)
     openapi.install(app, ROUTERS, has_keys=state.config.keys_file is not None)
     install_error_handlers(app)
     app.add_middleware(BodyGuard, state=state)

@@ -49,8 +49,7 @@ def hold_places(
         ApiError: There is no room for all of them now (429) or ever (400), a priority is refused
             (400), or the server is draining (503).
     """
-    check_room(state, caller, calls)
-    num_sequences = sum([call.params.num_sequences for call in calls])
+    num_sequences = check_room(state, caller, calls)
     with _refusals_observed(state, caller, calls[0]):
         for call in calls:
             caller.priority_of(call.priority)
@@ -105,15 +104,18 @@ async def last_output(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOu
     return last
 
 
-def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]) -> None:
+def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]) -> int:
     """Refuse calls that do not fit together, before any of them starts.
+
+    Returns:
+        How many continuations they have.
 
     Raises:
         ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
     config = state.config
-    num_sequences = sum([call.params.num_sequences for call in calls])
-    max_per_prompt = max([call.params.num_sequences for call in calls])
+    widths = [call.params.num_sequences for call in calls]
+    num_sequences, max_per_prompt = sum(widths), max(widths)
     with _refusals_observed(state, caller, calls[0]):
         if state.is_draining:
             raise stopping("the server is shutting down: send the request to another one")
@@ -134,6 +136,7 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
                 f"{config.max_requests} continuations of this server",
                 "key_share",
             )
+    return num_sequences
 
 
 def _full(reason: str, code: str) -> ApiError:

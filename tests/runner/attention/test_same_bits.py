@@ -72,6 +72,7 @@ def test_a_query_gets_in_a_batch_what_it_gets_alone(data, shape, sizes, kv_dtype
     assert same_bits(found, expected)
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 def test_each_instruction_set_gives_the_bits_of_a_decode_alone(isa: Isa, kv_dtype: torch.dtype):
     """Decodes on a shared prompt, a chunk, and 1,100 tokens that four threads share."""

@@ -32,6 +32,7 @@ def experts_of(loaded: LoadedModel) -> list[PackedExperts]:
     return [module for module in loaded.model.modules() if isinstance(module, PackedExperts)]
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_mixture_is_packed_and_takes_4_bits(checkpoints: Checkpoints, family: str):
     """None is refused, and its experts are codes as its linear layers are."""

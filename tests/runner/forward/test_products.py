@@ -94,6 +94,7 @@ def test_a_product_of_many_rows_is_the_one_in_float64_up_to_rounding(**case: Any
     check_case(**case)
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("sizes", [(96, 544), (70, 45)])
 def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(

@@ -271,6 +271,7 @@ def _in_8_bits(activations: Activations, _: nn.Module, given: tuple[Tensor]) -> 
     return (rows.view_as(given[0]),)
 
 
+@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("family", "changes"),

@@ -75,6 +75,7 @@ def attention_called_apart(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel)
         return small_steps(loaded)
 
 
+@pytest.mark.one_case_in(2)
 @pairwise("kind", KINDS, "case", CASES)
 def test_a_program_gives_the_very_logits_of_programs_between_calls_of_attention(
     checkpoints: Checkpoints,
@@ -96,6 +97,7 @@ def test_a_program_gives_the_very_logits_of_programs_between_calls_of_attention(
     assert torch.equal(found, expected)
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_program_gives_the_logits_of_the_plain_modules(
     checkpoints: Checkpoints, programs: list[int], dtype: Any
@@ -196,6 +198,7 @@ def long_step(loaded: LoadedModel, num_tokens: int) -> Tensor:
     return torch.cat((whole, bench.logits(sequence.rest())))
 
 
+@pytest.mark.one_case_in(2)
 @pairwise("kind", KINDS, "threads", [1, 2])
 def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logits(
     checkpoints: Checkpoints,
@@ -237,6 +240,7 @@ def test_a_program_is_laid_down_anew_for_a_step_that_it_has_no_room_for(
     assert (found - expected).abs().max() <= 0.1 * expected.std()
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("vocab_size", [320, 350])
 def test_rows_without_wanted_logits_end_behind_the_last_attention(
     checkpoints: Checkpoints, programs: list[int], vocab_size: int
@@ -257,6 +261,7 @@ def test_rows_without_wanted_logits_end_behind_the_last_attention(
     assert torch.equal(two, whole[-1:].expand(2, -1))
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("kind", ["qwen3", "windows"])
 def test_the_last_attention_computes_only_rows_whose_logits_are_read(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, kind: str

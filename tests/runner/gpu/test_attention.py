@@ -79,6 +79,7 @@ def test_a_mixed_step_is_right(style, dtype, kv, read_once, same_bits):
     check(MIXED, STYLES[style], dtype, kv, read_once=read_once, same_bits=same_bits)
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize(
     ("group", "key_dim", "value_dim", "block_size"),
     [(7, 80, 48, 4), (1, 128, 128, 48), (3, 192, 128, 16), (2, 256, 256, 1), (32, 96, 96, 32)],

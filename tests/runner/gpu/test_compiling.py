@@ -32,18 +32,15 @@ def compiled(tmp_path: Path, *options: str) -> list[dict[str, Any]]:
 TARGETS = ["sm_80", "sm_90", "gfx942"]
 
 
-def test_kernels_compile_without_spills_and_within_shared_memory(tmp_path: Path):
+@pytest.mark.one_case_in(3)
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_compile_without_spills_and_within_shared_memory(tmp_path: Path, target: str):
     """Plain, and over codes with every feature and sections; heads of 256 elements at night."""
-    results = compiled(tmp_path, "--few")
+    results = compiled(tmp_path, "--few", "--target", target)
 
     kernels = ["attend 16", "attend 128", "merge", "store", "attend 32", "merge", "store"]
     fused = ["add_norm", "turn_heads", "activate", "multiply int4"]
-    assert [(r["target"], r["kernel"]) for r in results] == [
-        (target, kernel)
-        for variant in (kernels[:4], kernels[4:], fused)
-        for target in TARGETS
-        for kernel in variant
-    ]
+    assert [r["kernel"] for r in results] == [*kernels, *fused]
     assert all(r["is_within_limits"] and r["code_bytes"] > 0 for r in results)
 
 
@@ -51,4 +48,5 @@ def test_kernels_compile_without_spills_and_within_shared_memory(tmp_path: Path)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_variant_compiles(tmp_path: Path, target: str):
-    assert compiled(tmp_path, "--all", "--target", target)
+    results = compiled(tmp_path, "--all", "--target", target)
+    assert {r["target"] for r in results} == {target}

@@ -112,6 +112,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_of_a_product_has_the_same_bits_alone_and_in_a_batch(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -183,7 +183,8 @@ class AsyncLLM:
 
         Effects: leaving the iteration early cancels the request and releases its blocks.
         """
-        refuse_arguments(unsupported)
+        if unsupported:
+            refuse_arguments(unsupported)
         parsed = parse_prompt(prompt)
 
         async def as_it_is() -> Prompt:

@@ -15,6 +15,7 @@ then gives a text the *tokens* that it had, as for every other text.
 Files in reading order:
 
 * ``meaning``: what a message means, and the place of a turn in its conversation
+* ``listed_calls``: calls that a client sends back as a text
 * ``turns``: the turns of all tenants, bounded in bytes
 * ``seal``: names of turns that clients keep, encrypted for their tenant
 * ``frames``: what a chat template writes around each turn
@@ -24,7 +25,8 @@ Files in reading order:
 Rules:
 
 1. A turn is put back only where the message that was sent means the same: equal text, equal calls
-   in the same order, arguments equal as JSON, and reasoning equal or left out.
+   in the same order, arguments equal as JSON, and reasoning equal or left out. Calls may stand in
+   the text, if it has their ids.
 2. A turn is found under its tenant's salt, model and place alone. A call id or a sealed name only
    chooses among the turns of one place.
 3. A message that differs changes the place of every turn behind it, so none of those is found.

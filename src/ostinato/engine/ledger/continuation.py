@@ -12,6 +12,9 @@ before it, and the template drops part     what was written behind the reasoning
 not in the ledger, or unequal              what the template writes
 =========================================  ==================================================
 
+A message that lists a turn's calls as text, with their ids, means that turn (``listed_calls``). The
+user's message behind it has their results, so it does not end the loop.
+
 Whether a template drops reasoning is tried: the reasoning of each known turn is a mark when the
 conversation is rendered.
 """
@@ -23,6 +26,7 @@ from typing import Any
 
 from ostinato.core.errors import RequestError
 from ostinato.engine.ledger.frames import Frames, cut, frames_between, make_marks
+from ostinato.engine.ledger.listed_calls import with_listed_calls
 from ostinato.engine.ledger.meaning import (
     REASONING_KEYS,
     Message,
@@ -95,6 +99,7 @@ class TurnReport:
         num_restored: Of those, how many it put back where the template writes something else.
         num_restored_tokens: The tokens of those.
         num_reasoning: How many of them had reasoning that the client had dropped.
+        num_listed: How many turns the client sent as a text that lists their calls.
         num_unequal: Messages that differ from all that was written at their place.
         num_seals: Sealed names that chose a turn.
         num_ignored_seals: Sealed names without effect.
@@ -105,6 +110,7 @@ class TurnReport:
     num_restored: int = 0
     num_restored_tokens: int = 0
     num_reasoning: int = 0
+    num_listed: int = 0
     num_unequal: int = 0
     num_seals: int = 0
     num_ignored_seals: int = 0
@@ -220,16 +226,15 @@ class _Continuer:
             [number for number, message in enumerate(row) if message.get("role") == "assistant"]
             for row in (talk.history, talk.messages)
         ]
-        known = self._known(rows[0]) if len(rows[0]) == len(rows[1]) else {}
+        is_alike = len(rows[0]) == len(rows[1])
+        known = self._known(rows[0]) if is_alike else {}
         at = dict(zip(*rows, strict=False))  # the number of a message for the template
         turns = {at[number]: turn for number, turn in known.items()}
         for turn, mark in zip(turns.values(), make_marks(len(turns)), strict=True):
             turn.thought = mark if turn.turn.reasoning else ""
         rendered = self._render(self._with_thoughts(turns), talk.opens_turn)
-        frames = None
-        if len(rows[0]) == len(rows[1]):
-            tries = (self._frames(rendered, turns, following) for following in _NEXT)
-            frames = next((tried for tried in tries if tried is not None), None)
+        tries = (self._frames(rendered, turns, following) for following in _NEXT if is_alike)
+        frames = next((tried for tried in tries if tried is not None), None)
         if frames is None:
             plain = self._render(talk.messages, talk.opens_turn) if turns else rendered
             return Continuation(plain, self._seals_only())
@@ -238,29 +243,22 @@ class _Continuer:
     def _known(self, numbers: Sequence[int]) -> dict[int, _Known]:
         """Look up the messages of the assistant, up to the first that is unequal."""
         history = self._talk.history
-        last_user = max((n for n, message in enumerate(history) if _asks(message)), default=-1)
-        known: dict[int, _Known] = {}
+        chosen, listed = dict[int, WrittenTurn](), set[int]()
         for number in numbers:
             message, turns = history[number], list[WrittenTurn]()
             if not self._report.num_unequal:
                 turns = self._ledger.at(self._talk.namespace, self._places[number])
-            turn = self._chosen(turns, message, self._sealed(turns, number))
-            if turn is not None:
-                known[number] = _Known(number, message, turn, number > last_user)
-            elif turns:
-                self._add(num_unequal=1)
-        return known
-
-    def _chosen(
-        self, turns: Sequence[WrittenTurn], message: Message, sealed: set[bytes]
-    ) -> WrittenTurn | None:
-        """Return the turn that a message means: by its sealed name, its call ids, or the newest."""
-        meaning, thought = meaning_of(message), reasoning_of(message)
-        reasoning = digest(thought) if thought else b""
-        equal = [t for t in turns if t.meaning == meaning and reasoning in (b"", t.reasoning)]
-        ids = call_ids_of(message)
-        equal.sort(key=lambda turn: (turn.number not in sealed, turn.call_ids != ids))
-        return equal[0] if equal else None
+            equal = _equal(turns, message)
+            if turns and not equal:
+                equal = _listed(turns, message)
+                listed.update([number] if equal else ())
+                self._add(num_unequal=not equal, num_listed=bool(equal))
+            sealed, ids = self._sealed(turns, number), call_ids_of(message)
+            equal.sort(key=lambda turn: (turn.number not in sealed, turn.call_ids != ids))
+            chosen.update((number, turn) for turn in equal[:1])
+        asks = (n for n, m in enumerate(history) if _asks(m) and n - 1 not in listed)
+        last = max(asks, default=-1)
+        return {n: _Known(n, history[n], turn, n > last) for n, turn in chosen.items()}
 
     def _sealed(self, turns: Sequence[WrittenTurn], number: int) -> set[bytes]:
         """Return the numbers of turns that a message's sealed names choose."""
@@ -379,6 +377,21 @@ class _Continuer:
     def _add(self, **amounts: int) -> None:
         sums: dict[str, Any] = {k: getattr(self._report, k) + n for k, n in amounts.items()}
         self._report = replace(self._report, **sums)
+
+
+def _equal(turns: Sequence[WrittenTurn], message: Message) -> list[WrittenTurn]:
+    """Return the turns that a message means."""
+    meaning, thought = meaning_of(message), reasoning_of(message)
+    reasoning = digest(thought) if thought else b""
+    return [t for t in turns if t.meaning == meaning and reasoning in (b"", t.reasoning)]
+
+
+def _listed(turns: Sequence[WrittenTurn], message: Message) -> list[WrittenTurn]:
+    """Return the turns whose calls, ids included, a message lists as text."""
+    called = with_listed_calls(message)
+    if called is None or not all(ids := call_ids_of(called)):
+        return []
+    return [turn for turn in _equal(turns, called) if turn.call_ids == ids]
 
 
 def _asks(message: Message) -> bool:

@@ -97,13 +97,18 @@ def _call(call: Mapping[str, Any]) -> tuple[str, str]:
     return str(function.get("name")), canonical_arguments(function.get("arguments"))
 
 
-def _content(content: Any) -> str:
-    """Return a content as one text, if it is text: a list of texts is their sum."""
+def text_of(content: Any) -> str | None:
+    """Return a content as one text: a list of texts is their sum; None if it has other parts."""
     if content is None or isinstance(content, str):
-        return "text " + (content or "")
+        return content or ""
     if all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-        return "text " + "".join(str(part.get("text") or "") for part in content)
-    return "json " + canonical(content)
+        return "".join(str(part.get("text") or "") for part in content)
+    return None
+
+
+def _content(content: Any) -> str:
+    text = text_of(content)
+    return "json " + canonical(content) if text is None else "text " + text
 
 
 def _by_value(value: Any) -> Any:

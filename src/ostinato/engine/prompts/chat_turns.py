@@ -216,8 +216,8 @@ class ChatTurns:
 
     def remember(self, request_id: str, salt: bytes, report: TurnReport) -> None:
         """Count what was done to a request that was accepted, and remember it."""
-        report.count(self.ledger)
         if report != TurnReport():
+            report.count(self.ledger)
             self.reports.add(request_id, salt, report)
 
     def erase(self, tenant: bytes) -> int:

@@ -102,6 +102,7 @@ class RequestState:
     def __init__(self, prepared: PreparedRequest, tokens: TokenTable | None) -> None:
         self.request, self.params = prepared.request, prepared.params
         self.error: str | None = None  # why it failed
+        self.finished = False  # whether every continuation has ended
         self._has_own_error = False
         self.known = prepared.known  # its prompt, if its answers are to be remembered
         self.search = prepared.search  # its beams; None if it is sampled
@@ -109,9 +110,7 @@ class RequestState:
         self.images: tuple[ServedImage, ...] = ()  # kept for as long as steps may need them
         self.load_note: LoadNote | None = None  # what a tier had of its prompt
         self._prompt = prepared.prompt
-        self._prompt_token_ids = (
-            prepared.request.prompt_token_ids.tolist()
-        )  # one list for all outputs
+        self._prompt_token_ids = prepared.request.prompt_token_ids.tolist()  # for all outputs
         self._tokens = tokens
         self._arrival_s = prepared.arrival_s
         self._first_token_s: float | None = None
@@ -129,11 +128,6 @@ class RequestState:
         self._completions = [
             CompletionState(index, prepared, tokens) for index in range(prepared.params.n)
         ]
-
-    @property
-    def finished(self) -> bool:
-        """Whether every continuation has ended."""
-        return None not in [c.finish_reason for c in self._completions]
 
     def next_output(self, interval: int) -> RequestOutput | None:
         """Return the output so far, if a stream gets it now.
@@ -161,11 +155,11 @@ class RequestState:
     @property
     def cached_tokens_from(self) -> dict[str, int]:
         """Tokens of the prompt that hit, by where their keys and values came from."""
-        leader, note = self._leader, self.load_note
-        if leader is None or not self.num_cached_tokens:
+        leader, note, num_tokens = self._leader, self.load_note, self.num_cached_tokens
+        if leader is None or not num_tokens:
             return {}
         loaded = {} if note is None else note.loaded_before(leader.num_shared_tokens)
-        in_pool = self.num_cached_tokens - sum(loaded.values())
+        in_pool = num_tokens - sum(loaded.values())
         return {"pool": in_pool, **loaded} if in_pool else loaded
 
     def take(self, sequence: SchedSequence, token: SampledToken | None, now_s: float) -> str | None:
@@ -210,14 +204,11 @@ class RequestState:
             for token in answer.beam.tokens:
                 completion.append(token, reason if token is answer.beam.token else None)
             last = completion.token_ids[-1]
-            stop = (
-                last if reason is FinishReason.STOP and last in self.params.stop_token_ids else None
-            )
-            self._end(completion, reason, stop, now_s)
+            is_stopped = reason is FinishReason.STOP and last in self.params.stop_token_ids
+            self._end(completion, reason, last if is_stopped else None, now_s)
+        reason = FinishReason.ERROR if self.error else FinishReason.STOP
         for completion in self._completions[len(answers) :]:
-            self._end(
-                completion, FinishReason.ERROR if self.error else FinishReason.STOP, None, now_s
-            )
+            self._end(completion, reason, None, now_s)
 
     def fail(self, reason: FinishReason, error: str | None, now_s: float) -> None:
         """End every continuation that has not ended."""
@@ -280,6 +271,7 @@ class RequestState:
         now_s: float,
     ) -> None:
         completion.end(reason, stop_reason)
+        self.finished = None not in [c.finish_reason for c in self._completions]
         if self.finished:
             self._finished_s = now_s
 

@@ -13,8 +13,9 @@ as after an answer whose trailing white space a template drops.
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, overload
 
 from ostinato.core.tokens import TOKEN_BYTES
@@ -23,8 +24,7 @@ _OVERHEAD_BYTES = 1024
 """Of the Python objects around the arrays."""
 
 
-def _row() -> "array[int]":
-    return array("I")
+_row: "Callable[[], array[int]]" = partial(array, "I")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import numpy as np
 from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
 
 _MAGIC = b"GGUF"
+_HIDDEN = "gpt-oss.rope.scaling."
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -104,6 +105,11 @@ class _Reader(gguf.GGUFReader):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
+        # transformers takes the length of a name for the value of these.
+        scaled = [name for name in self.fields if name.startswith(_HIDDEN)]
+        self.rope_scaling = {
+            name.removeprefix(_HIDDEN): self.fields.pop(name).contents() for name in scaled
+        }
         self.tensors: Any = [_Located(tensor, Path(path)) for tensor in self.tensors]
         files = parts(Path(path)) if Path(path) == first_part(Path(path)) else ()
         for file in files[1:]:
@@ -197,7 +203,7 @@ def _check_content(path: Path, reader: Any) -> None:
             f"{path} is one of {count.contents()} parts of a split model: name them "
             f"MODEL-00001-of-{count.contents():05}.gguf and so on, side by side"
         )
-    if architecture_of(reader) != "gpt-oss" and (method := _rope_scaling(reader)) is not None:
+    if (method := _rope_scaling(reader)) is not None:
         raise UnsupportedModel(
             f"{path} scales its RoPE by {method!r}, which is not read from GGUF files: use the "
             "checkpoint in safetensors"
@@ -209,11 +215,37 @@ def architecture_of(reader: Any) -> str:
     return str(reader.get_field("general.architecture").contents())
 
 
-def expert_width(path: Path) -> int | None:
-    """Return the inner width of a file's experts, which ``transformers`` leaves out; or None."""
-    reader = gguf.GGUFReader(str(path))
-    field = reader.get_field(f"{architecture_of(reader)}.expert_feed_forward_length")
-    return None if field is None else int(field.contents())
+_OF_GPT_OSS = {
+    "intermediate_size": "expert_feed_forward_length",
+    "head_dim": "attention.key_length",
+}
+_OF_QWEN = {"moe_intermediate_size": "expert_feed_forward_length"}
+_ROPE_OF_GPT_OSS = {
+    "type": "rope_type",
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+}
+
+
+def correct_config(config: Any, path: Path) -> None:
+    """Set what ``transformers`` leaves out of a file's config, or reads wrong: RoPE of gpt-oss."""
+    reader: Any = gguf.GGUFReader(str(path))
+    prefix = architecture_of(reader)
+
+    def read(names: Mapping[str, str]) -> dict[str, Any]:
+        fields = {own: reader.get_field(f"{prefix}.{name}") for own, name in names.items()}
+        return {own: field.contents() for own, field in fields.items() if field is not None}
+
+    if config.model_type in ("qwen2_moe", "qwen3_moe"):
+        vars(config).update(read(_OF_QWEN))
+    if config.model_type == "gpt_oss":
+        vars(config).update(read(_OF_GPT_OSS))
+        theta = {"rope_theta": config.rope_parameters["rope_theta"]}
+        own = reader.rope_scaling
+        scaling = {name: own[key] for key, name in _ROPE_OF_GPT_OSS.items() if key in own}
+        # The file leaves out that dimensions are not rounded.
+        published = type(config)().rope_parameters if scaling else {"rope_type": "default"}
+        config.rope_parameters = {**published, **scaling, **theta}
 
 
 def _rope_scaling(reader: Any) -> str | None:

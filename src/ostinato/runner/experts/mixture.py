@@ -251,13 +251,6 @@ def why_unpacked_experts(module: nn.Module) -> str | None:
     return None
 
 
-def packable_experts(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the experts that are packed."""
-    for module in model.modules():
-        if is_experts(module) and why_unpacked_experts(module) is None:
-            yield module
-
-
 def expert_weights(model: nn.Module) -> Iterator[tuple[str, ExpertStack]]:
     """Yield names and weights of the experts that are packed."""
     for path, module in model.named_modules():

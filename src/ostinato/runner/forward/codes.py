@@ -6,13 +6,14 @@
     weight = (code - 8) * scale           4 bits, codes of 0 .. 15
     weight = code * scale + minimum       either, with minima
     weight = (code - zero) * scale        either, with zero points, as checkpoints may have
+    weight = table[code] * scale          4 bits, with one of ``TABLES``
 
 A group's scale is such that its largest weight is a code. It is stored in bfloat16, whose range is
 that of the weights, and rounded before the codes are computed, so that they compensate for it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ostinato.errors import UnsupportedModel
+
+TableName = Literal["", "mxfp4", "iq4"]
+
+TABLES: Mapping[TableName, tuple[int, ...]] = {
+    "mxfp4": (-12, -8, -6, -4, -3, -2, -1, 0, 0, 1, 2, 3, 4, 6, 8, 12),
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+}
+"""What codes of 4 bits stand for: twice the numbers of E2M1, and those of IQ4_NL and IQ4_XS."""
 
 _ZERO = {4: 8, 8: 0}
 """The code of zero, for a group without minimum."""
@@ -38,12 +47,15 @@ class CodeFormat:
         group_size: Inputs that share a scale, 16 or a multiple of 32.
         has_minima: Whether groups have a minimum as well.
         has_zeros: Whether groups have a zero point; never together with a minimum.
+        table: The table in which codes are places; empty if they are numbers. Groups have neither
+            minima nor zero points then.
     """
 
     bits: Literal[4, 8]
     group_size: int
     has_minima: bool = False
     has_zeros: bool = False
+    table: TableName = ""
 
     @property
     def zero(self) -> int:
@@ -66,7 +78,7 @@ class CodeFormat:
 
     def __str__(self) -> str:
         """Return its name, such as ``int4 in groups of 32``."""
-        return f"int{self.bits} in groups of {self.group_size}"
+        return f"{self.table or f'int{self.bits}'} in groups of {self.group_size}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +135,19 @@ class Codes:
         scales = self._by_input(self.scales)
         if self.minima is not None:
             numbers = self.codes * scales + self._by_input(self.minima)
+        elif self.zeros is not None:
+            numbers = (self.codes - self._by_input(self.zeros)) * scales
         else:
-            zeros = self.format.zero if self.zeros is None else self._by_input(self.zeros)
-            numbers = (self.codes.float() - zeros) * scales
+            numbers = self.integers() * scales
         if self.order is not None:
             numbers = torch.empty_like(numbers).index_copy_(1, self.order, numbers)
         return numbers.to(dtype)
+
+    def integers(self) -> Tensor:
+        """Return what codes stand for where zero is as in the format, int8."""
+        if self.format.table:
+            return torch.tensor(TABLES[self.format.table], dtype=torch.int8)[self.codes.long()]
+        return self.codes.to(torch.int8) - self.format.zero
 
     def _by_input(self, of_groups: Tensor) -> Tensor:
         """Repeat the numbers of groups for each input, in float32."""
@@ -152,8 +171,11 @@ def _encode_rows(weight: Tensor, format: CodeFormat) -> Codes:
         scales, minima = _with_minimum(numbers, format.max_code)
     elif format.has_zeros:
         scales, zeros = _with_zero(numbers, format)
+    elif format.bits == 4 and not format.table:
+        scales = _best_scales(numbers)
     else:
-        scales = _best_scales(numbers) if format.bits == 4 else _up(numbers.abs().amax(2) / 127)
+        largest = TABLES[format.table][-1] if format.table else 127
+        scales = _up(numbers.abs().amax(2) / largest)
     return Codes(format, codes_of(weight, format, scales, minima, zeros), scales, minima, zeros)
 
 
@@ -170,7 +192,12 @@ def codes_of(
     numbers = padded.view(num_outputs, -1, format.group_size)
     if minima is not None:
         numbers = numbers - minima.float()[..., None]
-    codes = _divided(numbers, scales).round_()
+    codes = _divided(numbers, scales)
+    if format.table:
+        table = torch.tensor(TABLES[format.table], dtype=torch.float32)
+        places = torch.bucketize(codes, (table[1:] + table[:-1]) / 2, right=True)
+        return places.to(torch.uint8).view(num_outputs, -1)[:, :num_inputs]
+    codes.round_()
     codes.add_(format.zero if zeros is None else zeros[..., None])
     dtype = torch.uint8 if format.bits == 4 else torch.int8
     codes.clamp_(format.min_code, format.max_code)
@@ -202,9 +229,10 @@ def joined(parts: Sequence[Codes]) -> Codes:
 
 def joined_format(formats: Sequence[CodeFormat]) -> CodeFormat:
     """Return a format that represents weights of several without loss."""
-    is_small = all(format == formats[0] and format.bits == 4 for format in formats)
+    if all(format == formats[0] for format in formats):
+        return formats[0]
     return CodeFormat(
-        4 if is_small else 8,
+        8,
         math.gcd(*(format.group_size for format in formats)),
         any(format.has_minima for format in formats),
         any(format.has_zeros for format in formats),
@@ -237,8 +265,7 @@ def widened(part: Codes, format: CodeFormat) -> Codes:
         minima = torch.zeros_like(scales)
     if format.has_zeros and zeros is None:
         zeros = torch.zeros_like(scales, dtype=torch.int8)
-    codes = (part.codes.to(torch.int8) - part.format.zero).to(torch.int8)
-    return Codes(format, codes, scales, minima, zeros, part.order)
+    return Codes(format, part.integers(), scales, minima, zeros, part.order)
 
 
 def _divided(numbers: Tensor, scales: Tensor) -> Tensor:

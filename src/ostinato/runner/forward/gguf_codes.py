@@ -4,7 +4,8 @@ A block has codes of some bits with a scale, and often a minimum, for 16 or 32 i
 formats become codes without any loss, and without a dequantized weight::
 
     Q4_0, Q4_1, Q2_K, Q3_K, Q4_K             4 bits; with minima where the file has them
-    Q5_0, Q5_1, Q8_0, Q5_K, Q6_K, IQ4_*      8 bits; likewise
+    MXFP4, IQ4_NL, IQ4_XS                    4 bits, places in a table
+    Q5_0, Q5_1, Q8_0, Q5_K, Q6_K             8 bits; with minima likewise
     others                                   8 bits in groups of 32 inputs, the nearest
 
 Scales of K blocks stay as they are, a byte for a group and a factor for 256 inputs. The native
@@ -67,7 +68,7 @@ class BlockRows:
         known = BLOCK_KINDS.get(self.kind)
         if known is None:
             return NEAREST
-        return CodeFormat(known.bits, known.group_size, known.has_minima)
+        return CodeFormat(known.bits, known.group_size, known.has_minima, table=known.table)
 
     @property
     def scale_dtype(self) -> torch.dtype:

@@ -74,9 +74,19 @@ class QuantizedWeight(PackedWeight):
 
     @classmethod
     def of_rows(
-        cls, parts: Sequence[StoredRows], dtype: torch.dtype, activations: Activations = PLAIN
+        cls,
+        parts: Sequence[StoredRows],
+        dtype: torch.dtype,
+        activations: Activations = PLAIN,
+        unit: int = 1,
     ) -> "QuantizedWeight":
         """Pack stored weights with the same input below each other.
+
+        Args:
+            parts: The weights.
+            dtype: Format of inputs and products.
+            activations: What inputs become.
+            unit: Each part's rows are filled up with zeros to a multiple of it.
 
         Raises:
             UnsupportedModel: The orders of their inputs differ.
@@ -88,16 +98,17 @@ class QuantizedWeight(PackedWeight):
         shapes = [_shape(part) for part in parts]
         scales = joined_dtype(map(_scale_dtype, parts))
         format = joined_format([part.format for part in parts])
-        shape = sum(rows for rows, _ in shapes), shapes[0][1]
+        sizes = [-(-rows // unit) * unit for rows, _ in shapes]
+        shape = sum(sizes), shapes[0][1]
         weight._allocate(format, shape, scales, dtype, activations)
         first = 0
-        for part, (num_rows, _) in zip(parts, shapes, strict=True):
+        for part, size in zip(parts, sizes, strict=True):
             if isinstance(part, BlockRows) and part.is_packed_directly:
                 part.pack_into(weight._memory(), first)
             else:
                 own = part if isinstance(part, Codes) else part.nearest(dtype)
                 weight._put(first, widened(own, format))
-            first += num_rows
+            first += size
         return weight
 
     @classmethod
@@ -181,7 +192,9 @@ class QuantizedWeight(PackedWeight):
     def template(self, bias: Tensor | None) -> Product:
         """Describe a product of no rows; see ``PackedWeight``."""
         product = super().template(bias)
-        product.weight_format = weight_format(self.format.bits, self.is_in_blocks)
+        product.weight_format = weight_format(
+            self.format.bits, self.is_in_blocks, self.format.table
+        )
         product.scales = self._scales.data_ptr()
         product.minima = None if self._minima is None else self._minima.data_ptr()
         product.zeros = None if self._zeros is None else self._zeros.data_ptr()
@@ -266,6 +279,7 @@ class QuantizedWeight(PackedWeight):
             self._tiles,
             self._scales,
             self._minima,
+            self.format.table,
         )
 
     def _put(self, first: int, codes: Codes) -> None:
@@ -329,7 +343,7 @@ class Quantization:
     def pack_experts(self, stack: ExpertStack) -> PackedWeight:
         """Pack the weights of all experts."""
         if (rows := self.experts.get(id(stack.weight))) is not None:
-            return QuantizedWeight.of_rows(rows, stack.weight.dtype, self.activations)
+            return QuantizedWeight.of_rows(rows, stack.weight.dtype, self.activations, TILE_OUTPUTS)
         if self.stored is not None:
             return stack.pack()
         return QuantizedWeight.of_experts(stack, self._format, self.activations)

@@ -40,9 +40,6 @@ from ostinato.runner.model_call import ModelCall
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MAX_WIDTH = 16384
-"""Numbers of a row that one program norms."""
-
 GATE_TILE = 1024
 """Numbers that one program activates."""
 

@@ -6,6 +6,8 @@ Files in reading order:
 * ``pretrained``: reads config, weights and tokenizer with ``transformers``
 * ``weight_source``: weights of a checkpoint, read from its files one by one
 * ``merged_experts``: the experts of a layer as one weight
+* ``mxfp4_source``: weights of gpt-oss as published, with experts in MXFP4
+* ``fp8_source``: weights in FP8, which become plain numbers
 * ``gguf_source``: the weights of a GGUF file, read one by one under the names of the model
 * ``compressed_codes``: the codes of a compressed-tensors checkpoint for a model's linear layers
 * ``word_codes``: the codes of GPTQ, AWQ, or compressed-tensors with zero points

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.gguf_file import architecture_of
+from ostinato.runner.experts.mixture import expert_weights
+from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import Codes, encode
 from ostinato.runner.forward.gguf_codes import NEAREST, PLAIN_KINDS, BlockRows, dequantized
 from ostinato.runner.forward.plain_layers import is_plain_linear
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _WITH_TURNED_HEADS = "llama"
 _WITH_ADDED_ONE = frozenset({"gemma2", "gemma3", "nemotron"})
 _WITH_EXPERTS = frozenset({"qwen3moe"})
+_EXPERT_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -49,8 +52,14 @@ class GgufSource:
         factors = tensors.get(_ROPE_FACTORS)
         self.rope_factors = None if factors is None else torch.tensor(np.array(factors.data))
         names = _model_names(model, architecture)
-        self._tensors = {names[name]: each for name, each in tensors.items() if name in names}
-        self._experts = _experts_of(tensors, names)
+        named = (
+            (names.get(name) or names.get(_stem(name)), each) for name, each in tensors.items()
+        )
+        self._stacks = dict(expert_weights(model))
+        self._experts = _experts_of(tensors, self._stacks, architecture, config.num_hidden_layers)
+        self._tensors = {
+            name: each for name, each in named if name is not None and name not in self._experts
+        }
 
     @classmethod
     def of_file(cls, path: Path, model: "PreTrainedModel") -> "GgufSource | None":
@@ -69,8 +78,10 @@ class GgufSource:
         """Shapes of all weights by name."""
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
         for name, parts in self._experts.items():
-            num_experts, _, width = _shape(parts[0])
-            shapes[name] = (num_experts, sum(_shape(part)[1] for part in parts), width)
+            num_experts, _, *width = _shape(parts[0])
+            own = [sum(_shape(part)[1] for part in parts), *width]
+            is_transposed = self._stack(name).is_transposed
+            shapes[name] = (num_experts, *(reversed(own) if is_transposed else own))
         return shapes
 
     @property
@@ -99,7 +110,7 @@ class GgufSource:
         tensor = self._tensors[name]
         numbers = dequantized(self._rows(tensor, num_rows), tensor.tensor_type, torch.float32)
         if len(tensor.shape) == 1:
-            numbers = numbers[0]
+            numbers = numbers[0, :num_rows]
         if self._architecture in _WITH_ADDED_ONE and tensor.name.endswith("norm.weight"):
             numbers = numbers - 1
         return numbers.to(dtype)
@@ -148,17 +159,22 @@ class GgufSource:
         return rows.reshape(-1, row_bytes)
 
     def _plain_experts(self, name: str, dtype: torch.dtype, num_experts: int | None) -> Tensor:
-        shape = self.shapes[name]
+        shape, stack = self.shapes[name], self._stack(name)
         numbers = torch.empty((num_experts or shape[0], *shape[1:]), dtype=dtype)
         for expert in range(len(numbers)):
-            first = 0
-            for part in self._experts[name]:
-                rows = self._expert_blocks(part, expert, 0, _shape(part)[1])
-                numbers[expert, first : first + len(rows)] = dequantized(
-                    rows, part.tensor_type, dtype
+            parts = [
+                dequantized(
+                    self._expert_blocks(part, expert, 0, _shape(part)[1]), part.tensor_type, dtype
                 )
-                first += len(rows)
+                for part in self._experts[name]
+            ]
+            rows = torch.stack(parts, 1).flatten(0, 1) if stack.is_interleaved else torch.cat(parts)
+            numbers[expert] = (rows.T if stack.is_transposed else rows).view(shape[1:])
         return numbers
+
+    def _stack(self, name: str) -> ExpertStack:
+        """Return how experts of a weight, or of a bias, are laid out in the model."""
+        return self._stacks[name.removesuffix("_bias")]
 
     def embedding(self, name: str, dtype: torch.dtype) -> BlockEmbedding | None:
         """Return an embedding of the file's blocks; None if they are plain numbers."""
@@ -212,20 +228,32 @@ def _model_names(model: "PreTrainedModel", architecture: str) -> dict[str, str]:
     return names
 
 
-def _experts_of(tensors: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, list[Any]]:
-    """Return the tensors of all experts of a layer by the name of the model's weight."""
+def _experts_of(
+    tensors: Mapping[str, Any], stacks: Iterable[str], architecture: str, num_layers: int
+) -> dict[str, list[Any]]:
+    """Return the tensors of all experts of a layer by the name of the model's weight or bias."""
+    known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     experts: dict[str, list[Any]] = {}
-    for part in ("gate", "up", "down"):  # in the order of the model's rows
-        for name, tensor in tensors.items():
-            stem = name.removesuffix(".weight")
-            if stem.endswith(f".ffn_{part}_exps") and stem in names:
-                experts.setdefault(names[stem], []).append(tensor)
+    if architecture not in known:
+        return experts
+    names = gguf.get_tensor_name_map(known[architecture], num_layers)
+    for stack in stacks:
+        path, _, own = stack.rpartition(".")
+        stems = [names.get_name(f"{path}.{part}") for part in _EXPERT_PARTS[own]]
+        for name, suffix in ((stack, "weight"), (f"{stack}_bias", "bias")):
+            parts = [tensors.get(f"{stem}.{suffix}") for stem in stems]
+            if all(part is not None for part in parts):
+                experts[name] = parts
     return experts
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".weight")
 
 
 def _row_bytes(tensor: Any) -> int:
     """Return the bytes of a row of experts."""
-    num_experts, num_rows, _ = _shape(tensor)
+    num_experts, num_rows, *_ = _shape(tensor)
     return int(tensor.data.nbytes) // (num_experts * num_rows)
 
 

@@ -25,7 +25,7 @@ STEP_BYTES = 2**28
 
 _FILE_BITS = {
     "Q4_0": 4.5, "Q4_1": 5.0, "Q5_1": 9.0, "Q2_K": 5.125, "Q3_K": 4.5625, "Q4_K": 4.625,
-    "Q5_K": 8.625, "Q6_K": 8.5625, "IQ4_XS": 8.3125,
+    "Q5_K": 8.625, "Q6_K": 8.5625, "IQ4_XS": 4.3125, "IQ4_NL": 4.5, "MXFP4": 4.5,
 }  # fmt: skip
 """Bits of a weight that keeps the codes of a GGUF file; others take 8.5."""
 

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from ostinato.errors import BrokenCheckpoint, UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
 from ostinato.runner.checkpoints.checkpoint import read_config
-from ostinato.runner.checkpoints.gguf_file import expert_width
+from ostinato.runner.checkpoints.gguf_file import correct_config
 from ostinato.runner.loading.model_support import auto_class
 from ostinato.runner.loading.word_codes import WordCheckpoint
 from ostinato.runner.settings import DtypeName
@@ -72,10 +72,8 @@ def load_config(path: Path) -> PreTrainedConfig:
         if path.is_file():
             raise UnsupportedModel(f"{path} is not understood by transformers: {error}") from error
         raise BrokenCheckpoint(f"{path}: config.json is not understood: {error}") from error
-    if path.is_file() and config.model_type in ("qwen2_moe", "qwen3_moe"):
-        width = expert_width(path)
-        if width is not None:
-            config.moe_intermediate_size = width
+    if path.is_file():
+        correct_config(config, path)
     return config
 
 
@@ -105,7 +103,7 @@ def load_weights(
     """Build the model and read its weights, each exactly once."""
     architecture: Any = auto_class(config)
     if words is not None:
-        config = _unquantized(config)
+        config = unquantized(config)
         with torch.device("meta"):  # an automatic class needs a path
             architecture = type(architecture.from_config(config))
     try:
@@ -144,7 +142,7 @@ def _weights_of(path: Path, words: WordCheckpoint | None) -> dict[str, Any]:
     return {**_origin(path), "use_safetensors": True}
 
 
-def _unquantized(config: PreTrainedConfig) -> PreTrainedConfig:
+def unquantized(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the config of the same model with plain weights."""
     config = copy.deepcopy(config)
     for part in (config, config.get_text_config()):

@@ -21,10 +21,11 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig
 
+from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.load_progress import LoadProgress
 from ostinato.runner.experts.mixture import expert_weights
-from ostinato.runner.experts.stack import ExpertStack, padded
+from ostinato.runner.experts.stack import TILE, ExpertStack
 from ostinato.runner.forward.codes import PLAIN, Activations
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -34,9 +35,12 @@ from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.structure import parse_decoder
 from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.kv.kv_store import KVSpec
+from ostinato.runner.loading.fp8_source import Fp8Source, is_fp8
 from ostinato.runner.loading.gguf_source import GgufSource
 from ostinato.runner.loading.load_memory import KVBytes, check_memory
 from ostinato.runner.loading.merged_experts import MergedExperts
+from ostinato.runner.loading.mxfp4_source import Mxfp4Source
+from ostinato.runner.loading.pretrained import unquantized
 from ostinato.runner.loading.skeleton import (
     build_skeleton,
     cut_to_trial,
@@ -149,33 +153,42 @@ def stream_model(
             not supported here.
         UnsupportedModel: The probe does not pass.
     """
-    config = settings.config
-    if config.model_type in FAMILIES or any(True for _ in quantization_settings(config)):
+    if settings.config.model_type in FAMILIES:
         return None
-    if _has_more_than_a_decoder(on_meta):
+    if _has_more_than_a_decoder(on_meta, settings.dtype):
         return None
-    source = _source(settings, on_meta)
+    quantized = next(quantization_settings(settings.config), None)
+    source = _source(settings, on_meta, quantized)
+    if source is None:
+        return None
     # Grouped products of experts have no float32 without numbers.
     observed = observe_without_weights(on_meta.to(torch.bfloat16))
-    if source is None or observed is None:
+    if observed is None:
         return None
+    config = unquantized(settings.config)
+    settings = replace(settings, config=config)
     skeleton = build_skeleton(config, settings.dtype)
     if not reads_all(skeleton, source):
         return None
-    spec, styles = observed
+    spec, styles = observed[0], tuple(replace(style, sinks=None) for style in observed[1])
+    sinks = _names_of_sinks(on_meta, observed[1])
+    if sinks is None:
+        return None
     # Two at least, so that one follows another.
     num_layers = min(len(styles), max(2, trial_layers(skeleton, spec, styles)))
     if num_layers > max(2, len(styles) // 2):
         return None
     _check_memory(settings, skeleton, source, spec)
-    kinds = {source.kinds.get(name, "") for _, name in linear_names(skeleton, source)} - {""}
-    trial = _Trial(settings, source, num_layers).run(f"GGUF {', '.join(sorted(kinds))}")
+    kinds = {source.kinds.get(name, "") for name in packed_names(skeleton, source).values()} - {""}
+    prefix = "GGUF " if settings.path.is_file() else ""
+    trial = _Trial(settings, source, num_layers).run(f"{prefix}{', '.join(sorted(kinds))}")
     # What was seen without weights holds for the layers that were tried.
     if (
         trial.probed.spec.layers != spec.layers[:num_layers]
-        or trial.probed.styles != styles[:num_layers]
+        or tuple(replace(style, sinks=None) for style in trial.probed.styles) != styles[:num_layers]
     ):
         return None
+    styles = tuple(_with_sinks(skeleton, source, *each) for each in zip(styles, sinks, strict=True))
     call = ModelCall(skeleton)
     if trial.call.hands_step:
         call.hand_step_to_attention()
@@ -199,6 +212,25 @@ def stream_model(
     return replace(known, forward=forward)
 
 
+def _names_of_sinks(model: "PreTrainedModel", styles: Sequence[AttentionStyle]) -> list[str] | None:
+    """Return the name of each layer's sinks, empty if it has none; None if they are computed."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    known = ["" if style.sinks is None else names.get(id(style.sinks)) for style in styles]
+    return None if None in known else [name for name in known if name is not None]
+
+
+def _with_sinks(
+    model: "PreTrainedModel", source: WeightSource, style: AttentionStyle, name: str
+) -> AttentionStyle:
+    """Read a layer's sinks into a skeleton, and add them to the parameters of its attention."""
+    if not name:
+        return style
+    path, _, own = name.rpartition(".")
+    sinks = nn.Parameter(source.plain(name, model.dtype), requires_grad=False)
+    model.get_submodule(path)._parameters[own] = sinks
+    return replace(style, sinks=sinks)
+
+
 def read_generation_config(model: "PreTrainedModel", path: Path) -> None:
     """Give a model the generation settings of its directory, if there are any."""
     if not path.is_file() and (path / "generation_config.json").exists():
@@ -216,15 +248,14 @@ def _check_memory(
     check_memory(skeleton, source, names, quantization, settings.kv_bytes(spec, settings.dtype))
 
 
-def _has_more_than_a_decoder(model: "PreTrainedModel") -> bool:
+def _has_more_than_a_decoder(model: "PreTrainedModel", dtype: torch.dtype) -> bool:
     decoder = model.get_decoder()
     return (
         decoder is None
         or not isinstance(getattr(decoder, "layers", None), nn.ModuleList)
         or type(model.get_input_embeddings()).forward is None
         or model.get_output_embeddings() is None
-        or bool(getattr(model, "_keep_in_fp32_modules", None))
-        or bool(getattr(model, "_keep_in_fp32_modules_strict", None))
+        or bool(model._get_dtype_plan(dtype))  # weights that stay in float32
         or any(
             isinstance(child, transformers.PreTrainedModel) and child is not decoder
             for child in model.base_model.children()
@@ -232,15 +263,26 @@ def _has_more_than_a_decoder(model: "PreTrainedModel") -> bool:
     )
 
 
-def _source(settings: LoadSettings, model: "PreTrainedModel") -> WeightSource | None:
+def _source(
+    settings: LoadSettings, model: "PreTrainedModel", quantized: Mapping[str, Any] | None
+) -> WeightSource | None:
     if settings.path.is_file():
         return GgufSource.of_file(settings.path, model)
-    plain = SafetensorsSource(settings.files)
+    is_mxfp4 = quantized is not None and quantized.get("quant_method") == "mxfp4"
+    if is_mxfp4:
+        plain: SafetensorsSource = Mxfp4Source(settings.files)
+    elif quantized is None:
+        plain = SafetensorsSource(settings.files)
+    elif is_fp8(quantized):
+        plain = Fp8Source(settings.files, quantized)
+    else:
+        return None
     if not plain.are_numbers:
         return None
     source = MergedExperts(plain)
     # The grouped products of transformers take no float64.
-    return None if source.has_experts and settings.dtype == torch.float64 else source
+    has_experts = source.has_experts or is_mxfp4
+    return None if has_experts and settings.dtype == torch.float64 else source
 
 
 class _Trial:
@@ -278,9 +320,11 @@ class _Trial:
         experts = {
             id(stack.weight): self._source.experts(own)[: stack.num_experts * stack.num_parts]
             for own, stack in expert_weights(model)
-            if own in self._source.kinds and stack.part_rows == padded(stack.part_rows)
+            if own in self._source.kinds
         }
-        return Quantization(name, stored, settings.activations, experts) if stored else None
+        if not stored and not experts:
+            return None
+        return Quantization(name, stored, settings.activations, experts)
 
 
 def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear, str]]:
@@ -392,10 +436,9 @@ class Packing:
         """Read and pack the weights of all experts of a layer."""
         quantization, name = self._quantization, self._names[id(stack.weight)]
         own = None if quantization is None or quantization.stored is None else quantization
-        is_whole = stack.part_rows == padded(stack.part_rows)
-        if own is not None and name in self._source.kinds and is_whole:
+        if own is not None and name in self._source.kinds:
             rows = self._source.experts(name)
-            return QuantizedWeight.of_rows(rows, self._dtype, own.activations)
+            return QuantizedWeight.of_rows(rows, self._dtype, own.activations, TILE)
         if stack.weight.is_meta:
             numbers = self._source.plain(name, self._dtype)
             stack.weight = nn.Parameter(numbers, requires_grad=False)

@@ -24,6 +24,8 @@ _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -112,8 +114,6 @@ class WeightSource(Protocol):
 class SafetensorsSource:
     """Weights in safetensors files."""
 
-    kinds: Mapping[str, str] = {}
-
     def __init__(self, files: Iterable[Path]) -> None:
         """Read the files' headers."""
         self.on_read: Callable[[int], object] = lambda _: None
@@ -132,9 +132,18 @@ class SafetensorsSource:
         return sum(where.num_bytes for where, _, _ in self._ranges.values())
 
     @property
+    def kinds(self) -> Mapping[str, str]:
+        """Formats of quantized weights: there are none."""
+        return {}
+
+    @property
     def are_numbers(self) -> bool:
         """Whether all weights are floating-point numbers of common formats."""
-        return all(kind in _DTYPES for _, kind, _ in self._ranges.values())
+        return all(is_plain(kind) for _, kind, _ in self._ranges.values())
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype in which a weight is stored."""
+        return _DTYPES[self._ranges[name][1]]
 
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return a weight, or its first rows."""
@@ -164,6 +173,11 @@ class SafetensorsSource:
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return None: all weights are plain."""
         return None
+
+
+def is_plain(kind: str) -> bool:
+    """Return whether numbers of a format stand for themselves; those of FP8 have scales."""
+    return kind in _DTYPES and not kind.startswith("F8")
 
 
 def _weights_of(path: Path) -> dict[str, tuple[FileRange, str, tuple[int, ...]]]:

@@ -25,8 +25,8 @@ from ostinato.runner.native.scale_tiles import (
     scales_shape,
 )
 
-_FORMATS = {8: 1, 4: 2}
-_FORMATS_IN_BLOCKS = {8: 3, 4: 4}
+_FORMATS = {(8, ""): 1, (4, ""): 2, (4, "mxfp4"): 5, (4, "iq4"): 6}
+_IN_BLOCKS = 2  # added to a format
 
 _CODES, _NUMBERS = 0, 1
 
@@ -41,6 +41,8 @@ class BlockKind:
         has_minima: Whether groups have a minimum.
         scale_dtype: Dtype in which scales and minima are exact, or ``SUPERBLOCKS``.
         group_size: Inputs of a group.
+        table: The table in which codes are places, see ``codes.TABLES``.
+        block: Inputs and bytes of a block that is none of a GGUF file.
     """
 
     number: int
@@ -48,7 +50,16 @@ class BlockKind:
     has_minima: bool
     scale_dtype: torch.dtype = SUPERBLOCKS
     group_size: int = 32
+    table: Literal["", "mxfp4", "iq4"] = ""
+    block: tuple[int, int] | None = None
 
+    def represents(self, tiles: "CodeTiles") -> bool:
+        """Return whether a weight takes the blocks' codes without loss."""
+        return tiles.bits == 8 or (tiles.bits, tiles.table) == (self.bits, self.table)
+
+
+MXFP4_PAIRS = "MXFP4 in pairs"
+"""Blocks of MXFP4 whose bytes have neighbouring inputs: those of gpt-oss, each behind its scale."""
 
 BLOCK_KINDS: Mapping[str, BlockKind] = {
     "Q4_0": BlockKind(2, 4, False, torch.float16),
@@ -61,8 +72,10 @@ BLOCK_KINDS: Mapping[str, BlockKind] = {
     "Q6_K": BlockKind(9, 8, False, group_size=MIN_GROUP),
     "Q2_K": BlockKind(10, 4, True, group_size=MIN_GROUP),
     "Q3_K": BlockKind(11, 4, False, group_size=MIN_GROUP),
-    "IQ4_NL": BlockKind(12, 8, False, torch.float16),
-    "IQ4_XS": BlockKind(13, 8, False),
+    "IQ4_NL": BlockKind(12, 4, False, torch.float16, table="iq4"),
+    "IQ4_XS": BlockKind(13, 4, False, table="iq4"),
+    "MXFP4": BlockKind(14, 4, False, torch.bfloat16, table="mxfp4"),
+    MXFP4_PAIRS: BlockKind(15, 4, False, torch.bfloat16, table="mxfp4", block=(32, 17)),
 }
 """Formats that the library packs, all without loss."""
 
@@ -72,9 +85,9 @@ def packs_blocks() -> bool:
     return current_isa(required_library()).multiplies_blocks
 
 
-def weight_format(bits: int, is_in_blocks: bool) -> int:
+def weight_format(bits: int, is_in_blocks: bool, table: str = "") -> int:
     """Return the ``ost_weight_format`` of codes."""
-    return (_FORMATS_IN_BLOCKS if is_in_blocks else _FORMATS)[bits]
+    return _FORMATS[bits, table] + _IN_BLOCKS * is_in_blocks
 
 
 class CodePacking(ctypes.Structure):
@@ -102,6 +115,7 @@ class CodeTiles:
         tiles: Codes, shape (num_tiles, bytes of a tile).
         scales: See ``scale_tiles``.
         minima: Likewise, or None.
+        table: The table in which codes are places; empty if they are numbers.
     """
 
     num_rows: int
@@ -113,6 +127,7 @@ class CodeTiles:
     tiles: Tensor
     scales: Tensor
     minima: Tensor | None
+    table: str = ""
 
     def put_codes(self, first: int, codes: Tensor) -> None:
         """Pack codes without their scales, bytes of shape (num_rows, num_columns)."""
@@ -138,10 +153,10 @@ class CodeTiles:
             order: Which row each output is, int64; None if they are in order.
         """
         known = BLOCK_KINDS[kind]
-        numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        numbers, size = known.block or gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
         assert blocks.dtype == torch.uint8 and self.num_columns % numbers == 0, kind
         assert blocks.shape[1] == self.num_columns // numbers * size, blocks.shape
-        assert known.bits <= self.bits and self.group_size in (MIN_GROUP, known.group_size), kind
+        assert known.represents(self) and self.group_size in (MIN_GROUP, known.group_size), kind
         assert self.scales.dtype in (SUPERBLOCKS, torch.float32, known.scale_dtype), kind
         assert self.minima is not None or not known.has_minima, kind
         if order is not None:
@@ -183,7 +198,7 @@ class CodeTiles:
             self.num_columns,
             kind,
             DTYPES[dtype],
-            weight_format(self.bits, self.is_in_blocks),
+            weight_format(self.bits, self.is_in_blocks, self.table),
             scale_format(self.scales),
             self.group_size,
             self.padding,

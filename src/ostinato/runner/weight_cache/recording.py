@@ -4,6 +4,7 @@ Each packed weight is written, and then used as it is mapped from the file: a fi
 more memory of its own than a second one.
 """
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -243,8 +244,7 @@ def _record_of(weight: PackedWeight) -> Record:
         "parts": list(weight.memory()),
     }
     if isinstance(weight, QuantizedWeight):
-        format = weight.format
-        record["format"] = [format.bits, format.group_size, format.has_minima, format.has_zeros]
+        record["format"] = dataclasses.astuple(weight.format)
         record["activations"] = [weight.activations.bits, weight.activations.group_size]
         record["is_in_blocks"] = weight.is_in_blocks
     return record

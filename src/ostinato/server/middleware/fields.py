@@ -84,6 +84,7 @@ def show_report(request: Request, report: TurnReport | None) -> None:
             "restored": report.num_restored,
             "restored-tokens": report.num_restored_tokens,
             "restored-reasoning": report.num_reasoning,
+            "listed-calls": report.num_listed,
             "dropped-reasoning": len(report.dropped),
             "unequal": report.num_unequal,
             "seals": report.num_seals,
