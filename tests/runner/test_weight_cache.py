@@ -19,10 +19,12 @@ from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.weight_cache import facts, folder, recording, restoring
 from ostinato.runner.weight_cache.entry import Entry, EntryWriter
 from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, cache_folder, entries
+from tests.runner.test_mxfp4 import SIZES
 from tests.runner.test_streamed import logits_of, same
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
+from tests.support.mxfp4 import save_mxfp4
 from tests.support.pairs import pairwise
 
 pytestmark = needs_library
@@ -126,9 +128,23 @@ def test_so_is_that_of_a_gguf_file(
     assert one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
 
 
+def test_so_is_that_of_experts_in_mxfp4(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The codes are places in a table, and attention has sinks."""
+    path = save_mxfp4(checkpoints.path("gpt_oss", **SIZES), tmp_path / "published")
+    first = load_model(path, "bfloat16")
+
+    restored = second(path, monkeypatch, dtype="bfloat16")
+
+    same(restored, first)
+    assert restored.weight_format == first.weight_format == "codes of the file (MXFP4)"
+
+
 MODULES_ARE_NEEDED = {
     "gemma2": {},  # scales its embeddings
     "qwen2_moe": {},  # shared experts are called
+    "gpt_oss": {},  # its angles are half as wide; and it has sinks
 }
 
 

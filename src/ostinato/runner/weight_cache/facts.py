@@ -8,12 +8,13 @@ instruction set, the layout, and the versions of all code that loads a model.
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ostinato.runner import native
 from ostinato.runner.attention.backend import AttentionStyle
@@ -24,7 +25,7 @@ from ostinato.runner.probe import Probed
 from ostinato.runner.settings import AttentionName
 from ostinato.runner.states.store import StateSpec
 
-FORMAT = 2
+FORMAT = 3
 """Version of the index and of the layout of tiles."""
 
 _PACKAGES = ("ostinato", "torch", "transformers", "gguf", "tokenizers")
@@ -62,9 +63,14 @@ def _times(file: Path) -> Iterator[int]:
     yield from (state.st_size, state.st_mtime_ns)
 
 
-def probed_record(probed: Probed) -> dict[str, Any] | None:
-    """Return what the probe learned, for the index; None if it cannot be kept."""
-    if probed.states.layers or any(style.sinks is not None for style in probed.styles):
+def probed_record(probed: Probed, model: nn.Module) -> dict[str, Any] | None:
+    """Return what the probe learned of a model, for the index; None if it cannot be kept."""
+    names = {weight.data_ptr(): name for name, weight in model.named_parameters()}
+    sinks = [
+        None if style.sinks is None else names.get(style.sinks.data_ptr(), "")
+        for style in probed.styles
+    ]
+    if probed.states.layers or "" in sinks:
         return None
     return {
         "layers": [
@@ -72,16 +78,29 @@ def probed_record(probed: Probed) -> dict[str, Any] | None:
             for layer in probed.spec.layers
         ],
         "styles": [[getattr(style, name) for name in _STYLE] for style in probed.styles],
+        "sinks": sinks,
     }
 
 
-def probed_of(record: dict[str, Any], attention: AttentionName) -> Probed:
-    """Return what the probe learned, without the logits that it compared."""
+def probed_of(
+    record: dict[str, Any], attention: AttentionName, weight: Callable[[str], Tensor]
+) -> Probed:
+    """Return what the probe learned, without the logits that it compared.
+
+    Args:
+        record: As ``probed_record`` returned it.
+        attention: The setting.
+        weight: Returns a weight by its name.
+    """
     return Probed(
         KVSpec(tuple(LayerKV(*layer) for layer in record["layers"])),
         StateSpec(),
         tuple(
-            AttentionStyle(**dict(zip(_STYLE, style, strict=True))) for style in record["styles"]
+            AttentionStyle(
+                **dict(zip(_STYLE, style, strict=True)),
+                sinks=None if name is None else weight(name),
+            )
+            for style, name in zip(record["styles"], record["sinks"], strict=True)
         ),
         attention,
         torch.empty(0),

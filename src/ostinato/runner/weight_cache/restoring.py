@@ -74,7 +74,7 @@ def index_of(built: Assembled, packed: Mapping[int, str]) -> Record | None:
         built: The model.
         packed: Names of its packed weights, by their ids.
     """
-    probed = probed_record(built.probed)
+    probed = probed_record(built.probed, built.model)
     if probed is None or built.forward.name == "plain":
         return None
     fused = built.forward.fused
@@ -102,7 +102,9 @@ def restore_model(entry: Entry, settings: LoadSettings) -> Assembled:
         ConfigError: It does not fit in free memory with the keys and values of the settings.
     """
     index, source = entry.index, EntrySource(entry)
-    probed = probed_of(index["probed"], settings.attention)
+    probed = probed_of(
+        index["probed"], settings.attention, lambda name: source.plain(name, settings.dtype)
+    )
     _check_memory(entry.num_bytes, settings.kv_bytes(probed.spec, settings.dtype))
     quantization = None
     if index["quantization"] is not None:
