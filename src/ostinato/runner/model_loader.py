@@ -157,8 +157,8 @@ class LoadedModel:
         """
         if self.tokenizer is None:
             raise MissingTokenizer(
-                f"model {self.name!r} has no tokenizer ({', '.join(TOKENIZER_FILES)} not found "
-                f"in {self.path}): give prompts as token ids and set detokenize=False"
+                f"this model has no tokenizer (none of {', '.join(TOKENIZER_FILES)} is beside its "
+                "weights): give prompts as token ids and set detokenize=False"
             )
         return self.tokenizer
 

@@ -146,7 +146,7 @@ class GrammarCompiler:
         if self._vocabulary is None:
             if self._loaded.tokenizer is None:
                 raise MissingTokenizer(
-                    f"model {self._loaded.name!r} has no tokenizer, so its ids have no text: "
+                    "this model has no tokenizer, so its ids have no text: "
                     f"structured_outputs.{kind} cannot be kept; leave it out"
                 )
             eos = sorted(self._loaded.eos_token_ids)

@@ -170,7 +170,7 @@ def check_purpose(params: SamplingParams, loaded: LoadedModel) -> None:
     if params.readout is None:
         if loaded.head.kind != "tokens":
             raise InvalidSamplingParams(
-                f"model {loaded.name!r} has no language head and generates nothing: call embed() "
+                "this model has no language head and generates nothing: call embed() "
                 "or score(), for classes classify(), or load a checkpoint that ends in ForCausalLM"
             )
         return

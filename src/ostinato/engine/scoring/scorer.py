@@ -168,7 +168,7 @@ class Scorer:
         num_classes = len(self._loaded.head.labels)
         if not num_classes:
             raise InvalidSamplingParams(
-                f"model {self._loaded.name!r} has no classes: load a checkpoint that ends in "
+                "this model has no classes: load a checkpoint that ends in "
                 "ForSequenceClassification, or compare texts with choose()"
             )
         return _reading(tuple(range(num_classes)))
@@ -201,8 +201,7 @@ class Scorer:
             return _reading(self._answer_ids)
         if len(labels) != 1:
             raise InvalidSamplingParams(
-                f"model {self._loaded.name!r} has {len(labels)} classes, and a score is that of "
-                "one: call classify()"
+                f"this model has {len(labels)} classes, and a score is that of one: call classify()"
             )
         return _reading((0,))
 
