@@ -1,5 +1,6 @@
 """What every test shares: threads that leave the cores to others, and how much Hypothesis draws."""
 
+import atexit
 import functools
 import gc
 import os
@@ -82,3 +83,4 @@ def pytest_collection_finish() -> None:
     """Search for garbage from now on, in what the tests make."""
     gc.enable()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or Triton counts what is frozen as leaked

@@ -56,6 +56,7 @@ def test_it_serves_this_machine_alone_drains_when_it_is_told_to_end_and_hits_aft
         assert json.loads(usage)["usage"]["completion_tokens"] == 300
         assert done == "[DONE]"
         assert server.wait() == 0
+        assert "leaked" not in "".join(server.lines), "extensions count what is frozen"
 
     def hit(state: ServerState, *_: object) -> None:
         with serving(state) as url, httpx.Client(base_url=url) as http:

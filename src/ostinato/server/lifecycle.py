@@ -9,6 +9,7 @@
 """
 
 import asyncio
+import atexit
 import gc
 import logging
 import socket
@@ -156,6 +157,7 @@ class DrainingServer(uvicorn.Server):
         """
         gc.collect()
         gc.freeze()
+        atexit.register(gc.unfreeze)  # or Triton counts what is frozen as leaked
         await super().startup(sockets)
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
