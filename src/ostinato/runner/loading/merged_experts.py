@@ -78,11 +78,6 @@ class MergedExperts:
         """Formats of quantized weights."""
         return self._source.kinds
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether any were merged."""
-        return bool(self._parts)
-
     def are_equal(self, names: Sequence[str]) -> bool:
         """Return whether several weights are the same bytes in the files."""
         return not any(name in self._parts for name in names) and self._source.are_equal(names)

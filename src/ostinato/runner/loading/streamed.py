@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.load_progress import LoadProgress
-from ostinato.runner.experts.mixture import expert_weights
+from ostinato.runner.experts.mixture import expert_weights, is_experts
 from ostinato.runner.experts.stack import TILE, ExpertStack
 from ostinato.runner.forward.codes import PLAIN, Activations
 from ostinato.runner.forward.fused import FusedForward
@@ -266,23 +266,22 @@ def _has_more_than_a_decoder(model: "PreTrainedModel", dtype: torch.dtype) -> bo
 def _source(
     settings: LoadSettings, model: "PreTrainedModel", quantized: Mapping[str, Any] | None
 ) -> WeightSource | None:
+    # The grouped products of transformers take no float64.
+    if settings.dtype == torch.float64 and any(map(is_experts, model.modules())):
+        return None
     if settings.path.is_file():
         return GgufSource.of_file(settings.path, model)
-    is_mxfp4 = quantized is not None and quantized.get("quant_method") == "mxfp4"
-    if is_mxfp4:
-        plain: SafetensorsSource = Mxfp4Source(settings.files)
-    elif quantized is None:
-        plain = SafetensorsSource(settings.files)
+    if quantized is None:
+        plain: SafetensorsSource = SafetensorsSource(settings.files)
+    elif quantized.get("quant_method") == "mxfp4":
+        plain = Mxfp4Source(settings.files)
     elif is_fp8(quantized):
         plain = Fp8Source(settings.files, quantized)
     else:
         return None
     if not plain.are_numbers:
         return None
-    source = MergedExperts(plain)
-    # The grouped products of transformers take no float64.
-    has_experts = source.has_experts or is_mxfp4
-    return None if has_experts and settings.dtype == torch.float64 else source
+    return MergedExperts(plain)
 
 
 class _Trial:
