@@ -7,6 +7,7 @@ Clients respell arguments and drop reasoning, as agents do.
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -106,6 +107,19 @@ class Chat:
         """Send the result of the last call."""
         name = self.items[-1]["tool_calls"][0]["id"]
         self.items.append({"role": "tool", "tool_call_id": name, "content": text})
+
+
+class Listing(Chat):
+    """A client that sends calls and results back as text, as smolagents does."""
+
+    def sent_back(self, answer: dict[str, Any]) -> list[Any]:
+        calls = answer["choices"][0]["message"].get("tool_calls") or []
+        for call in calls:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        return [{"role": "assistant", "content": f"Calling tools:\n{calls}"}]
+
+    def result(self, text: str) -> None:
+        self.items.append(self.user(f"Observation:\n{text}"))
 
 
 class Responses(Chat):
@@ -209,6 +223,13 @@ def test_a_careless_client_hits_what_an_append_only_client_hits(
     assert num_missed == append_only
     restored = f"turns={NUM_TURNS - 1}, restored={NUM_TURNS - 1}"
     assert agent.header.startswith(restored) and f"reasoning={NUM_TURNS - 1}" in agent.header
+
+
+def test_calls_that_come_back_as_text_hit_like_calls(http: httpx.Client):
+    agent = tool_loop(http, Listing("listed"), 3)
+    assert "listed-calls=2" in agent.header
+    for (before, _, answer), (_, hits, _) in pairwise(agent.counts):
+        assert hits == before + answer - 1
 
 
 def test_without_kept_tokens_the_same_client_misses_its_earlier_turns(
