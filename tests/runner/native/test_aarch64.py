@@ -1,5 +1,6 @@
 """The C++ tests on 64-bit ARM: cross-compiled, and run by an emulator of three processors."""
 
+import os
 import runpy
 import shutil
 import subprocess
@@ -67,9 +68,9 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def emulate(folder: Path, name: str, processor: str, *arguments: str) -> str:
     """Run a test on an emulated processor; returns what it says."""
     emulated = [EMULATOR, "-cpu", processor, "-L", LIBRARIES, "-E", f"LD_LIBRARY_PATH={folder}"]
-    leaks = ["-E", "ASAN_OPTIONS=detect_leaks=0"]  # they would be looked for with ptrace
-    command = [*emulated, *leaks, str(folder / f"test_{name}"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    own = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # for leaks it would need ptrace
+    command = [*emulated, str(folder / f"test_{name}"), *arguments]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
