@@ -15,10 +15,7 @@ A row's product has the same bits alone and in a batch of any size.
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -61,49 +58,8 @@ def required_library() -> ctypes.CDLL:
     return native
 
 
-class TileScratch:
-    """Memory that weights are packed into one after the other, each until it is kept elsewhere.
-
-    Untouched memory costs page faults, and in a virtual machine more than packing itself.
-    """
-
-    _lent: ClassVar[ContextVar["TileScratch | None"]] = ContextVar("TileScratch", default=None)
-
-    def __init__(self) -> None:
-        """Take no memory yet."""
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Lend the memory to the first weight that is packed within a block of code."""
-        token = self._lent.set(self)
-        try:
-            yield
-        finally:
-            self._lent.reset(token)
-
-    @classmethod
-    def zeros(cls, size: int, dtype: torch.dtype) -> Tensor | None:
-        """Return that many zeros in lent memory; None if none is lent."""
-        scratch = cls._lent.get()
-        if scratch is None:
-            return None
-        cls._lent.set(None)
-        num_bytes = size * dtype.itemsize
-        if scratch._memory.nbytes < num_bytes:
-            scratch._memory = _fresh_zeros(num_bytes, torch.uint8)
-            return scratch._memory.view(dtype)
-        return scratch._memory[:num_bytes].zero_().view(dtype)
-
-
 def allocate_tiles(size: int, dtype: torch.dtype) -> Tensor:
-    """Return that many zeros: in lent memory, see ``TileScratch``, or else of their own."""
-    lent = TileScratch.zeros(size, dtype)
-    return _fresh_zeros(size, dtype) if lent is None else lent
-
-
-def _fresh_zeros(size: int, dtype: torch.dtype) -> Tensor:
-    """Return zeros, in huge pages if they fill any."""
+    """Return that many zeros, in huge pages if they fill any."""
     expect_block(size * dtype.itemsize)
     tiles = torch.zeros(size, dtype=dtype)
     into_huge_pages(tiles.data_ptr(), tiles.nbytes)

@@ -7,7 +7,6 @@ more memory of its own than a second one.
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -20,7 +19,7 @@ from ostinato.runner.forward.packing import Pack
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.loading.pretrained import save_tokenizer
 from ostinato.runner.loading.weight_source import WeightSource
-from ostinato.runner.native.packed import PackedWeight, TileScratch
+from ostinato.runner.native.packed import PackedWeight
 from ostinato.runner.weight_cache.entry import EntryWriter, Record
 from ostinato.runner.weight_cache.folder import make_room
 
@@ -214,25 +213,18 @@ class _RecordedPack:
 
     def __init__(self, recorder: Recorder, pack: Pack, names: Mapping[int, str]) -> None:
         self._recorder, self._pack, self._names = recorder, pack, names
-        self._scratch = TileScratch()
-
-    def _memory(self) -> AbstractContextManager[None]:
-        """Lend memory to a weight that will be mapped from the file."""
-        return self._scratch.lent() if self._recorder.is_writing else nullcontext()
 
     def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
         """Pack linear layers."""
         joined = NAMES_BETWEEN.join(self._names[id(linear)] for linear in linears)
-        with self._memory():
-            weight = self._pack(linears, is_head)
+        weight = self._pack(linears, is_head)
         self._recorder.keep(joined, weight)
         return weight
 
     def pack_experts(self, stack: ExpertStack) -> PackedWeight:
         """Pack experts."""
         name = self._names[id(stack.weight)]
-        with self._memory():
-            weight = self._pack.pack_experts(stack)
+        weight = self._pack.pack_experts(stack)
         self._recorder.keep(name, weight)
         return weight
 
