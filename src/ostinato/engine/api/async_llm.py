@@ -183,8 +183,7 @@ class AsyncLLM:
 
         Effects: leaving the iteration early cancels the request and releases its blocks.
         """
-        if unsupported:
-            refuse_arguments(unsupported)
+        refuse_arguments(unsupported)
         parsed = parse_prompt(prompt)
 
         async def as_it_is() -> Prompt:

@@ -18,7 +18,7 @@ import numpy as np
 from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
 
 _MAGIC = b"GGUF"
-_HIDDEN = "gpt-oss.rope.scaling."
+_ROPE_SCALING = "gpt-oss.rope.scaling."
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -106,9 +106,9 @@ class _Reader(gguf.GGUFReader):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         # transformers takes the length of a name for the value of these.
-        scaled = [name for name in self.fields if name.startswith(_HIDDEN)]
+        scaled = [name for name in self.fields if name.startswith(_ROPE_SCALING)]
         self.rope_scaling = {
-            name.removeprefix(_HIDDEN): self.fields.pop(name).contents() for name in scaled
+            name.removeprefix(_ROPE_SCALING): self.fields.pop(name).contents() for name in scaled
         }
         self.tensors: Any = [_Located(tensor, Path(path)) for tensor in self.tensors]
         files = parts(Path(path)) if Path(path) == first_part(Path(path)) else ()

@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ostinato.errors import UnsupportedModel
-
-TableName = Literal["", "mxfp4", "iq4"]
+from ostinato.runner.native.code_packing import TableName
 
 TABLES: Mapping[TableName, tuple[int, ...]] = {
     "mxfp4": (-12, -8, -6, -4, -3, -2, -1, 0, 0, 1, 2, 3, 4, 6, 8, 12),

@@ -13,6 +13,7 @@ from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.loading.weight_source import WeightSource
 from ostinato.runner.memory import available_bytes
+from ostinato.runner.native.code_packing import BLOCK_KINDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,11 +24,8 @@ KVBytes = Callable[[KVSpec, torch.dtype], int]
 STEP_BYTES = 2**28
 """Buffers of a step, and what packing a weight needs beside its numbers."""
 
-_FILE_BITS = {
-    "Q4_0": 4.5, "Q4_1": 5.0, "Q5_1": 9.0, "Q2_K": 5.125, "Q3_K": 4.5625, "Q4_K": 4.625,
-    "Q5_K": 8.625, "Q6_K": 8.5625, "IQ4_XS": 4.3125, "IQ4_NL": 4.5, "MXFP4": 4.5,
-}  # fmt: skip
-"""Bits of a weight that keeps the codes of a GGUF file; others take 8.5."""
+_NEAREST_BITS = 8.5
+"""Bits of a weight in a format of files that the library does not pack, see ``NEAREST``."""
 
 _BITS = {"int8": 8.125, "int4": 5.0, "w8a8": 8.125, "w4a8": 5.0}
 """Bits of a weight that is quantized at load; of the head, those of ``int8``."""
@@ -113,7 +111,8 @@ def _needed(
             if is_packed and quantization in _BITS:
                 bits = _BITS["int8" if module is head else quantization]
             elif kind is not None and quantization is not None:
-                bits = _FILE_BITS.get(kind, 8.5)
+                known = BLOCK_KINDS.get(kind)
+                bits = _NEAREST_BITS if known is None else known.bits_per_weight
                 unpacked = 1
             stays += parameter.numel() * bits / 8
             largest = max(largest, parameter.numel() * unpacked)

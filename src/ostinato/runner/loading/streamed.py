@@ -11,7 +11,7 @@ load as ``transformers`` would, are loaded by it: most experts in GGUF files, st
 weights that came quantized, and checkpoints whose names differ from the model's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -170,7 +170,7 @@ def stream_model(
     skeleton = build_skeleton(config, settings.dtype)
     if not reads_all(skeleton, source):
         return None
-    spec, styles = observed[0], tuple(replace(style, sinks=None) for style in observed[1])
+    spec, styles = observed[0], _without_sinks(observed[1])
     sinks = _names_of_sinks(on_meta, observed[1])
     if sinks is None:
         return None
@@ -185,7 +185,7 @@ def stream_model(
     # What was seen without weights holds for the layers that were tried.
     if (
         trial.probed.spec.layers != spec.layers[:num_layers]
-        or tuple(replace(style, sinks=None) for style in trial.probed.styles) != styles[:num_layers]
+        or _without_sinks(trial.probed.styles) != styles[:num_layers]
     ):
         return None
     styles = tuple(_with_sinks(skeleton, source, *each) for each in zip(styles, sinks, strict=True))
@@ -210,6 +210,11 @@ def stream_model(
     check_finite(skeleton, forward.fused or call, known.probed)
     read_generation_config(skeleton, settings.path)
     return replace(known, forward=forward)
+
+
+def _without_sinks(styles: Iterable[AttentionStyle]) -> tuple[AttentionStyle, ...]:
+    """Return what layers of one kind have in common: sinks are a layer's own numbers."""
+    return tuple(replace(style, sinks=None) for style in styles)
 
 
 def _names_of_sinks(model: "PreTrainedModel", styles: Sequence[AttentionStyle]) -> list[str] | None:

@@ -18,6 +18,7 @@ from ostinato.runner.native.library import current_isa
 from ostinato.runner.native.packed import padded_width, required_library
 from ostinato.runner.native.scale_tiles import (
     MIN_GROUP,
+    SUPER_INPUTS,
     SUPERBLOCKS,
     TILE_OUTPUTS,
     is_group_size,
@@ -25,7 +26,15 @@ from ostinato.runner.native.scale_tiles import (
     scales_shape,
 )
 
-_FORMATS = {(8, ""): 1, (4, ""): 2, (4, "mxfp4"): 5, (4, "iq4"): 6}
+TableName = Literal["", "mxfp4", "iq4"]
+"""A table in which codes of 4 bits are places, see ``codes.TABLES``; empty if codes are numbers."""
+
+_FORMATS: Mapping[tuple[int, TableName], int] = {
+    (8, ""): 1,
+    (4, ""): 2,
+    (4, "mxfp4"): 5,
+    (4, "iq4"): 6,
+}
 _IN_BLOCKS = 2  # added to a format
 
 _CODES, _NUMBERS = 0, 1
@@ -41,7 +50,7 @@ class BlockKind:
         has_minima: Whether groups have a minimum.
         scale_dtype: Dtype in which scales and minima are exact, or ``SUPERBLOCKS``.
         group_size: Inputs of a group.
-        table: The table in which codes are places, see ``codes.TABLES``.
+        table: The table in which codes are places.
         block: Inputs and bytes of a block that is none of a GGUF file.
     """
 
@@ -50,8 +59,16 @@ class BlockKind:
     has_minima: bool
     scale_dtype: torch.dtype = SUPERBLOCKS
     group_size: int = 32
-    table: Literal["", "mxfp4", "iq4"] = ""
+    table: TableName = ""
     block: tuple[int, int] | None = None
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits that a weight takes when it is packed, with its share of scales and minima."""
+        num_kinds = 1 + self.has_minima
+        if self.scale_dtype is SUPERBLOCKS:  # a byte for a group, and a factor for all of them
+            return self.bits + num_kinds * (8 / self.group_size + 16 / SUPER_INPUTS)
+        return self.bits + num_kinds * 8 * self.scale_dtype.itemsize / self.group_size
 
     def represents(self, tiles: "CodeTiles") -> bool:
         """Return whether a weight takes the blocks' codes without loss."""
@@ -85,7 +102,7 @@ def packs_blocks() -> bool:
     return current_isa(required_library()).multiplies_blocks
 
 
-def weight_format(bits: int, is_in_blocks: bool, table: str = "") -> int:
+def weight_format(bits: int, is_in_blocks: bool, table: TableName = "") -> int:
     """Return the ``ost_weight_format`` of codes."""
     return _FORMATS[bits, table] + _IN_BLOCKS * is_in_blocks
 
@@ -127,7 +144,7 @@ class CodeTiles:
     tiles: Tensor
     scales: Tensor
     minima: Tensor | None
-    table: str = ""
+    table: TableName = ""
 
     def put_codes(self, first: int, codes: Tensor) -> None:
         """Pack codes without their scales, bytes of shape (num_rows, num_columns)."""

@@ -67,7 +67,9 @@ async def tiers(state: StateDep) -> dict[str, Any]:
 @router.get("/heaviest")
 async def heaviest_prefixes(
     state: StateDep,
-    most: int = Query(default=20, ge=1, le=MAX_PREFIXES, description="Maximum number."),
+    max_rows: int = Query(
+        default=20, ge=1, le=MAX_PREFIXES, alias="most", description="Maximum number."
+    ),
     tenant: str | None = Query(default=None, description="Only of this tenant."),
 ) -> dict[str, Any]:
     """List the prefixes that saved the most tokens."""
@@ -77,7 +79,7 @@ async def heaviest_prefixes(
         return salt is None or identity.owner == salt
 
     def look(engine: Engine) -> list[CachedPrefix]:
-        return top_prefixes(engine.cache.manager, engine.cache.hits, most, belongs)
+        return top_prefixes(engine.cache.manager, engine.cache.hits, max_rows, belongs)
 
     return {"prefixes": [await _described(state, one) for one in await state.llm.look(look)]}
 
