@@ -22,7 +22,7 @@ from ostinato.core.plan import CopyRun, SampleTask, ScheduledSequence, StateCopy
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_runner import ModelRunner
 
 NO_EOS = 10**6

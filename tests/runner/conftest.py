@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.settings import DtypeName
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.instruction_sets import isa, module_isa

@@ -11,7 +11,7 @@ import torch
 from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import ScratchLimits, TorchAttention
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, generated_alone, own_logits, random_prompt
 from tests.runner.conftest import Served

@@ -15,8 +15,9 @@ from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.gguf_codes import BlockRows, dequantized
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.quantized import QuantizedWeight
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading.gguf_source import codes_of_file, equal_codes
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_loader import load_model
 from tests.runner.bench import own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf

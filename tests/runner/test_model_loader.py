@@ -12,7 +12,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from ostinato.errors import BrokenCheckpoint, ConfigError, MissingTokenizer, ModelNotFound
 from ostinato.runner.checkpoints.checkpoint import fingerprint, weight_files
 from ostinato.runner.checkpoints.model_resolver import EMBEDDED_MODELS, resolve_model
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.model_loader import load_model
 from tests.runner.conftest import Served
 from tests.support.checkpoints import Checkpoints, make_config, save_checkpoint, without_tokenizer
 from tests.support.model_families import EOS_ID, MAX_LENGTH, VOCAB_SIZE

@@ -8,9 +8,10 @@ from torch import nn
 from transformers import BloomConfig
 
 from ostinato.errors import UnsupportedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading.model_support import UNLIMITED_TOKENS, check_config, length_limit
 from ostinato.runner.model_call import ModelCall
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.probe import probe_model
 from tests.runner.conftest import Served
 from tests.support.checkpoints import Checkpoints, make_config

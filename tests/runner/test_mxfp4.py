@@ -14,8 +14,9 @@ from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.experts.mixture import PackedExperts
 from ostinato.runner.forward.gguf_codes import BlockRows
 from ostinato.runner.forward.quantized import QuantizedWeight
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading.mxfp4_source import Mxfp4Source
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.packed import required_library
 from tests.runner.bench import Bench, logits_in_steps, random_prompt
 from tests.support.checkpoints import Checkpoints

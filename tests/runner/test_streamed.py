@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from ostinato.runner import model_loader
 from ostinato.runner.attention.registration import register
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading.model_support import check_attention_interface
 from ostinato.runner.loading.skeleton import (
     build_skeleton,
@@ -18,7 +19,7 @@ from ostinato.runner.loading.skeleton import (
     trial_layers,
 )
 from ostinato.runner.loading.streamed import stream_model
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.probe import observe_without_weights
 from tests.runner.bench import Bench, random_prompt
 from tests.support.checkpoints import Checkpoints, make_config

@@ -14,8 +14,9 @@ from ostinato.runner import model_loader
 from ostinato.runner.checkpoints import fingerprints
 from ostinato.runner.forward import quantized
 from ostinato.runner.forward.weight_refs import replace_weights
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading import load_memory
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.weight_cache import facts, folder, recording, restoring
 from ostinato.runner.weight_cache.entry import Entry, EntryWriter
 from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, cache_folder, entries

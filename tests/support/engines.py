@@ -18,7 +18,8 @@ import pytest
 from ostinato import LLM
 from ostinato.engine.loop.engine import Engine
 from ostinato.observe.introspection import cached_blocks
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints
 
 MakeLLM = Callable[..., LLM]

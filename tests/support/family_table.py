@@ -16,7 +16,8 @@ from typing import Any
 from ostinato import LLM, LoRARequest, SamplingParams
 from ostinato.errors import OstinatoError
 from ostinato.runner.images.vision_families import FAMILIES as SEEING
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.model_loader import load_model
 from tests.support.adapters import save_adapter
 from tests.support.checkpoints import make_config, save_checkpoint
 

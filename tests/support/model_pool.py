@@ -31,9 +31,10 @@ from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.setup import Setup, set_up
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.forward.weight_refs import replace_weights
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading import load_memory
 from ostinato.runner.model_call import ModelCall
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.library import current_isa, library
 
 _APART = ("name", "revision", "kv_bytes", "weight_cache_bytes")

@@ -26,6 +26,7 @@ Files in reading order:
 * ``loading/``: weights into models, in every format of checkpoints
 * ``block_embedding``: an embedding whose rows stay in the blocks of a GGUF file
 * ``weight_cache/``: keeps packed weights, and maps them at the next start
+* ``loaded_model``: a model that is ready to be served
 * ``model_loader``: loads a model, and checks that it can be served correctly
 * ``quantization``: checks that a quantized checkpoint computes each token independently
 * ``probe``: compares our attention with the model's own before serving

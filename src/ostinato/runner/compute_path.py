@@ -7,7 +7,7 @@ Created once, when an engine has loaded its model; shown at load, by ``ostinato 
 from dataclasses import asdict, dataclass
 
 from ostinato.runner.attention_choice import AttentionCase, attention_in_use, why_torch
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.native.library import (
     ISA_VARIABLE,
     best_isa,

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ostinato.core.config import one_of
-from ostinato.errors import ConfigError, MissingTokenizer, OstinatoError, UnsupportedModel
+from ostinato.errors import ConfigError, OstinatoError, UnsupportedModel
 from ostinato.runner.attention.registration import register
 from ostinato.runner.attention_choice import on_device
 from ostinato.runner.checkpoints.checkpoint import quantized_fingerprint, read_config, weight_files
@@ -21,26 +21,23 @@ from ostinato.runner.checkpoints.generation_config import read_generation_config
 from ostinato.runner.checkpoints.gguf_file import open_gguf
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.forward.codes import IN_GROUPS, PLAIN, Activations
-from ostinato.runner.forward.fused import Forward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.weight_refs import ModelSize
 from ostinato.runner.heads import Head
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
-from ostinato.runner.kv.kv_store import KVSpec
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading.compressed_codes import codes_of_layers
 from ostinato.runner.loading.fp8_source import Fp8Source, is_fp8
 from ostinato.runner.loading.gguf_source import codes_of_file
 from ostinato.runner.loading.load_memory import KVBytes, check_whole
 from ostinato.runner.loading.model_support import (
-    LengthLimit,
     check_attention_interface,
     check_config,
     length_limit,
 )
 from ostinato.runner.loading.pretrained import (
     LARGE_GGUF_BYTES,
-    TOKENIZER_FILES,
     load_config,
     load_saved_tokenizer,
     load_tokenizer,
@@ -52,11 +49,11 @@ from ostinato.runner.loading.pretrained import (
 from ostinato.runner.loading.streamed import Assembled, LoadSettings, stream_model
 from ostinato.runner.loading.word_codes import WordCheckpoint, is_in_words, read_words
 from ostinato.runner.malloc_tuning import returning_large_blocks
-from ostinato.runner.model_call import LaterCall, ModelCall
+from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import Isa, current_isa, library
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization, quantization_settings
-from ostinato.runner.select_forward import ChosenForward, choose_forward
+from ostinato.runner.select_forward import choose_forward
 from ostinato.runner.settings import (
     ActivationName,
     AttentionName,
@@ -64,7 +61,6 @@ from ostinato.runner.settings import (
     ForwardName,
     QuantizationName,
 )
-from ostinato.runner.states.store import StateSpec
 from ostinato.runner.weight_cache.cache import WeightCache
 from ostinato.runner.weight_cache.entry import Entry
 from ostinato.runner.weight_cache.folder import MAX_BYTES
@@ -73,94 +69,6 @@ from ostinato.runner.weight_cache.restoring import restore_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadedModel:
-    """A model that is ready to be served.
-
-    Attributes:
-        name: As the user gave it.
-        path: Directory of the checkpoint, or its GGUF file.
-        call: Calls the model, which is in evaluation mode, with our attention.
-        config: Its config.
-        tokenizer: Its tokenizer; None if the checkpoint has none.
-        eos_token_ids: Ids that end a text.
-        length_limit: Maximum tokens of a sequence, and why.
-        vocab_size: Number of ids.
-        dtype: Compute dtype.
-        device: Device of the model.
-        fingerprint: SHA-256 over config and weights, and the name of their quantization.
-        kv_spec: KV per token of each layer.
-        state_spec: States of the layers that have one.
-        forward: How steps are computed, and why not faster.
-        size: How large the model is.
-        mapped_bytes: Bytes of weights that are mapped from the cache folder; the kernel counts them
-            as free.
-        quantization: Quantization of the linear layers; None if they are not quantized.
-        head: What its last layer gives.
-        vision: The image encoder; None if only text is served.
-        why_no_images: Why only text is served; empty if images are.
-    """
-
-    name: str
-    path: Path
-    call: ModelCall | LaterCall
-    config: PreTrainedConfig
-    tokenizer: PreTrainedTokenizerBase | None
-    eos_token_ids: frozenset[int]
-    length_limit: LengthLimit
-    vocab_size: int
-    dtype: torch.dtype
-    device: torch.device
-    fingerprint: bytes
-    kv_spec: KVSpec
-    state_spec: StateSpec
-    forward: ChosenForward
-    size: ModelSize
-    mapped_bytes: int = 0
-    quantization: Quantization | None = None
-    head: Head = Head()
-    vision: Vision | None = None
-    why_no_images: str = ""
-
-    @property
-    def model(self) -> "PreTrainedModel":
-        """The model; after a start with packed weights, the first use builds it in seconds."""
-        return self.call.model
-
-    @property
-    def num_outputs(self) -> int:
-        """Rows of the head: ids, or classes."""
-        return self.head.num_rows if self.head.kind != "tokens" else self.vocab_size
-
-    @property
-    def weight_format(self) -> str:
-        """The format of the weights, such as ``bfloat16`` or ``int8 in groups of 128``."""
-        return str(self.quantization or self.dtype).removeprefix("torch.")
-
-    @property
-    def fused(self) -> Forward | None:
-        """Computes steps in place of the model; None if the model computes them itself."""
-        return self.forward.fused
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum tokens of a sequence, prompt and output together."""
-        return self.length_limit.num_tokens
-
-    def require_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer.
-
-        Raises:
-            MissingTokenizer: The checkpoint has none.
-        """
-        if self.tokenizer is None:
-            raise MissingTokenizer(
-                f"this model has no tokenizer (none of {', '.join(TOKENIZER_FILES)} is beside its "
-                "weights): give prompts as token ids and set detokenize=False"
-            )
-        return self.tokenizer
 
 
 def load_model(

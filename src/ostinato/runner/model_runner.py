@@ -33,7 +33,7 @@ from ostinato.runner.images.step import ImageStep, SeeingAhead, adapted_ahead, l
 from ostinato.runner.images.store import ImageStore
 from ostinato.runner.inputs import StepInputs, build_inputs
 from ostinato.runner.kv.layer_groups import LayerGroups, one_group
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.sampling.logprobs import token_logprobs
 from ostinato.runner.sampling.readouts import hidden_sums, read_rows, reads_hidden, with_mean
 from ostinato.runner.sampling.sampler import Sampler

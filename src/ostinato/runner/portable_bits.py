@@ -15,7 +15,7 @@ from ostinato.runner.attention_choice import AttentionCase, why_torch
 from ostinato.runner.forward.embedding_and_rope import STATIC_ROPE
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.quantized import QuantizedWeight
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.native.library import Isa, current_isa, library, use_isa
 from ostinato.runner.settings import AttentionName
 

@@ -14,8 +14,9 @@ from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.experts.mixture import PackedExperts
 from ostinato.runner.forward.quantized import QuantizedWeight, StoredRows
 from ostinato.runner.forward.weight_refs import weight_bytes
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading.skeleton import TRIAL_EXPERTS
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.packed import required_library
 from ostinato.runner.settings import QuantizationName
 from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt

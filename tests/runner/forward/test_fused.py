@@ -13,7 +13,8 @@ from ostinato.runner.forward import packing, structure
 from ostinato.runner.forward.decoder import Mixture
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.stand_ins import Unknown, check_mixture
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import PackedWeight
 from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt

@@ -32,7 +32,8 @@ from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.forward.weight_refs import weight_bytes
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.library import Isa
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints

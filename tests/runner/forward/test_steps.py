@@ -17,7 +17,8 @@ from ostinato.runner.forward import steps
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Take, Write
 from ostinato.runner.forward.weight_refs import replace_weights
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.ctypes_api import Attention, Kv
 from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt

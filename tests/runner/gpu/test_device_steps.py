@@ -30,7 +30,8 @@ from ostinato.runner.gpu.read_planner import LayerKind, ReadPlanner, next_decode
 from ostinato.runner.gpu.step_graphs import Step, StepGraphs, StepTensors
 from ostinato.runner.gpu.step_tables import StepTables
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.sampling.sampler import Sampler
 from ostinato.runner.select_forward import ChosenForward
 from tests.runner.bench import Bench, HandSequence, generated_alone, random_prompt

@@ -40,7 +40,7 @@ from ostinato.engine.grammar.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.engine.text.token_table import TokenTable
 from ostinato.errors import InvalidSamplingParams, MissingTokenizer
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.tenants.terms import is_salt_of
 
 JSON_WHITE_SPACE = r"[ ]?|\n[ ]{0,12}"

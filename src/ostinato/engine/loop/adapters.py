@@ -21,7 +21,7 @@ from ostinato.engine.settings.config import EngineConfig
 from ostinato.runner.adapters.lora import LoraAdapter
 from ostinato.runner.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE
 from ostinato.runner.adapters.lora_files import LoraLimits, read_adapter
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

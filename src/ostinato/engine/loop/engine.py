@@ -48,7 +48,7 @@ from ostinato.engine.tiers.waits import WaitBook
 from ostinato.errors import ConfigError, RequestError
 from ostinato.observe.counters import CacheStats
 from ostinato.plugins.plugged import plug_in
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 from ostinato.scheduling.held_requests import HeldRequests

@@ -38,7 +38,7 @@ from ostinato.engine.requests.scored_prompts import Rows
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.text.token_table import TokenTable
 from ostinato.errors import InvalidSamplingParams
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.sched.scheduler import Scheduler
 from ostinato.scheduling.beam_search import BeamSearch
 

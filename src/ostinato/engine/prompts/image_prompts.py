@@ -26,7 +26,7 @@ from ostinato.images.parts import Message, images_in, without_sources
 from ostinato.images.picture import Picture, as_picture
 from ostinato.runner.images.store import ServedImage
 from ostinato.runner.images.vision import Vision
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 
 MAX_FILES = 4
 """Files of the largest size that the images of one conversation may be together."""

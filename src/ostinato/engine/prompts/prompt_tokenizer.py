@@ -19,7 +19,7 @@ from ostinato.engine.requests.scored_prompts import ScoredPrompts
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.runner.images.store import ServedImage
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 
 
 class PromptTokenizer:

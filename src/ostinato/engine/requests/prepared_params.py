@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ostinato.engine.requests.request_validation import closing_ids, resolve_params
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.stop_strings import StopStrings
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

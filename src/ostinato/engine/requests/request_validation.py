@@ -25,7 +25,7 @@ from ostinato.engine.text.token_table import TokenTable
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.errors import InvalidSamplingParams, PromptTooLong, RequestError, TokenOutOfRange
 from ostinato.runner.images.store import ServedImage
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.scheduling.beam_search import BeamSearch
 
 MAX_SAMPLES = 16384

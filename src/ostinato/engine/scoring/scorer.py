@@ -28,7 +28,7 @@ from ostinato.engine.scoring.pooling_params import PoolingParams
 from ostinato.engine.scoring.templates import PairTemplate
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.errors import ConfigError, InvalidSamplingParams, RequestError
-from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.sampling.readouts import HIDDEN_STATE
 
 ScoreKind = Literal["classes", "embeddings", "yes_no"]

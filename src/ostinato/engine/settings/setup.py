@@ -27,10 +27,11 @@ from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.images.store import ImageStore
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.kv.layer_groups import LayerGroups, group_layers
+from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading.pretrained import load_tokenizer
 from ostinato.runner.memory import memory_for, num_blocks_for
 from ostinato.runner.memory_share import CudaMemory, MemoryShare
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.runner.portable_bits import check_portable, use_portable_kernels
 from ostinato.settings import StateConfig, WindowConfig, window_blocks

@@ -16,7 +16,8 @@ from ostinato.errors import BrokenCheckpoint, ConfigError
 from ostinato.runner.checkpoints.checkpoint import quantized_fingerprint
 from ostinato.runner.forward.weight_refs import WeightRef, replace_weights, weight_places
 from ostinato.runner.images.vision import Vision
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.model_loader import load_model
 
 WeightSource = str | Path | Mapping[str, Tensor]
 """A checkpoint as ``LLM`` takes it, or tensors by name."""
