@@ -61,19 +61,22 @@ struct BFloat16 {
     return reinterpret_cast<Floats>(__builtin_convertvector(stored, Words) << 16);
   }
 #endif
-  // To nearest, ties to even; NaN stays NaN. The processor's own instruction takes numbers below
-  // 2^-126 for zero.
-#if defined(__AVX512BF16__)
-  static Halves narrow(const Floats &value) {
-    return reinterpret_cast<Halves>(_mm512_cvtneps_pbh(value));
-  }
-  static Floats round(const Floats &value) { return widen(narrow(value)); }
-#else
+  // To nearest, ties to even; NaN stays NaN.
   static Words rounded(const Floats &value) {
     const Words bits = reinterpret_cast<Words>(value);
     const Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return value == value ? nearest : (Words{} + 0x7fc0);
   }
+#if defined(__AVX512BF16__)
+  // The processor's own instruction takes numbers below 2^-126 for zero: gates that are nearly shut.
+  static Halves narrow(const Floats &value) {
+    constexpr int kBelowNormal = 0x20;
+    if (__builtin_expect(_mm512_fpclass_ps_mask(reinterpret_cast<__m512>(value), kBelowNormal) != 0, 0))
+      return __builtin_convertvector(rounded(value), Halves);
+    return reinterpret_cast<Halves>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
+  }
+  static Floats round(const Floats &value) { return widen(narrow(value)); }
+#else
   static Halves narrow(const Floats &value) {
     return __builtin_convertvector(rounded(value), Halves);
   }

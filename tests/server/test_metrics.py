@@ -160,6 +160,7 @@ def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm, server):
     """Three sizes, and LRU at this size; administrators see the same."""
     state, url = server
     asyncio.run(go_round(state))
+    await_idle(state.llm)  # an idle engine counts nothing between two looks
     page, stats = scrape(url), httpx.get(f"{url}/admin/stats").json()
     ghosts = llm.cache_stats.ghosts
     assert {ghost.memory for ghost in ghosts if ghost.policy == "reuse_hazard"} == {0.5, 2.0, 4.0}
@@ -188,6 +189,7 @@ def test_evictions_show_how_old_and_how_far_apart(llm, server):
     state, url = server
     for number in range(40):
         asyncio.run(ask(state, ANN, f"{number:02} is another prompt", tokens=1))
+    await_idle(llm)
     page = scrape(url)
     stats = llm.cache_stats
     assert stats.evicted_blocks > 0
