@@ -237,7 +237,9 @@ async def over_http(server: str, model: str, options: argparse.Namespace) -> Asy
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
-        async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(None)) as session:
+        connector = aiohttp.TCPConnector(force_close=True)  # llama-server closes idle connections
+        timeout = aiohttp.ClientTimeout(None)
+        async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
             await _until_ready(session, process)
 
             names: list[str] = []  # of hits, as ours answers them
