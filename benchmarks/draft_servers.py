@@ -26,7 +26,7 @@ from benchmarks.drafts import MAX_PROMPT, SCENES, talks
 from benchmarks.peers.checkpoint import make_smollm2
 from benchmarks.strangers import Scene, over_http
 
-NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 8, "prompt_lookup_min": 4}'
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 4}'
 FLAGS: dict[str, dict[str, list[str]]] = {
     "ours": {"off": ["--drafts", "off"], "default": []},
     "vllm": {"off": [], "ngram": ["--speculative-config", NGRAM]},

@@ -1,4 +1,4 @@
-"""Digests of these tests have the same secrets in every process, so that places coincide in none."""
+"""Digests have the same secrets in every process here, so that places never coincide."""
 
 import random
 
