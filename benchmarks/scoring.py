@@ -64,16 +64,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     for name, default in {
         "shared": 1000, "own": 200, "documents": 100, "beams": 32, "searched": 1000, "new": 16,
-        "layers": 4, "hidden": 512,
+        "layers": 4,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--peers-folder", type=Path, help="where install.sh put the peers")
     parser.add_argument("--measures", default="documents,choices,beams")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b", help="of which layers are")
     given = parser.parse_args()
-    sizes = {"num_hidden_layers": given.layers, "hidden_size": given.hidden}
-    tiny = SHAPES["tiny"]
-    shape = replace(tiny, sizes={**tiny.sizes, **sizes})
-    path = make_checkpoint(given.folder / f"scoring-{given.layers}-{given.hidden}", shape)
+    shape = SHAPES[given.shape]
+    shape = replace(shape, sizes={**shape.sizes, "num_hidden_layers": given.layers})
+    path = make_checkpoint(given.folder / f"scoring-{given.shape}-{given.layers}", shape)
     draw = random.Random(0).randrange
 
     def tokens(number: int) -> list[int]:
