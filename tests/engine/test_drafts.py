@@ -136,7 +136,7 @@ def test_a_grammar_drafts_what_it_forces():
 
 
 def test_a_stream_gets_all_tokens_of_a_step_at_once():
-    """The pieces of a stream join to the answer without drafts, and there are fewer of them."""
+    """As many pieces as steps, at most, which join to the answer without drafts."""
 
     async def pieces(mode: str) -> list[RequestOutput]:
         llm = AsyncLLM("tiny-shakespeare", dtype="float32", drafts=mode, num_blocks=64)
@@ -148,7 +148,7 @@ def test_a_stream_gets_all_tokens_of_a_step_at_once():
     plain, drafted = (asyncio.run(pieces(mode)) for mode in ("off", "auto"))
     assert drafted[-1].outputs == plain[-1].outputs
     assert drafted[-1].num_accepted_tokens > 0
-    assert len(drafted) < len(plain)
+    assert len(drafted) <= 60 - drafted[-1].num_accepted_tokens, "a late reader takes several"
 
 
 def test_a_request_may_go_without_drafts(make_llm: MakeLLM):

@@ -47,7 +47,7 @@ class SchedulerConfig:
     )
     """Milliseconds that a step may take while other requests decode or wait. Where smaller steps
     would lose more than a tenth of the prompt rate, they are longer; a prompt that is alone is
-    computed in steps of the fastest length."""
+    computed in steps of the fastest length. ``LLM`` has 10,000 by default."""
     max_num_seqs: int = setting(256, minimum=1)
     """Maximum number of running sequences."""
     max_model_len: int = setting(2**31, minimum=1)

@@ -51,6 +51,9 @@ from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
 
+BATCH_STEP_MS = 10_000
+"""``max_step_ms`` of a batch, whose answers nobody reads before the last one."""
+
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
@@ -86,13 +89,13 @@ class LLM:
 
         Args:
             model: Embedded model, checkpoint directory or hub name.
-            **settings: See ``EngineSettings``.
+            **settings: See ``EngineSettings``; but ``max_step_ms`` is ``BATCH_STEP_MS``.
 
         Raises:
             ConfigError: A setting is out of range.
             ModelError: The model cannot be served.
         """
-        engine = Engine(EngineConfig.of(model, settings))
+        engine = Engine(EngineConfig.of(model, {"max_step_ms": BATCH_STEP_MS} | settings))
         self._engine: Engine | None = engine
         self._gate = CallGate(engine.owner)
         AdminApi(engine).start_recording_if_set()
