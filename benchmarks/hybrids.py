@@ -5,6 +5,7 @@
     python -m benchmarks.hybrids                # random weights, some 4 minutes on two cores
     python -m benchmarks.hybrids --small        # runs in a moment
     python -m benchmarks.hybrids --json FILE
+    python -m benchmarks.hybrids --scans        # native scans beside torch's, one to two minutes
 
 A Qwen3.5 of 0.53 billion random weights in bfloat16: 24 layers of 1,024, three in four of them
 gated delta nets with 16 heads of 128 x 128, a vocabulary of 32,000. Both compute the same tokens of
@@ -17,6 +18,10 @@ first warm    the same, with the 2,048 cached
 16 shared     16 prompts of 64 tokens behind the cached 2,048, until all have a first token
 decode 1, 16  one step of so many sequences behind them
 ============  ===================================================================================
+
+``--scans`` computes the first token of 2,048 tokens with the native scans and convolutions and with
+those of ``transformers``, by turns in one engine: four layers of Qwen3.5 (32 heads of 128 x 128)
+and of Granite 4 (64 heads of 64 x 128), each with 2,048 channels and one layer of attention.
 """
 
 import argparse
@@ -25,16 +30,24 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteMoeHybridConfig,
+    PreTrainedConfig,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.plan import StepPlan, StepResult
@@ -45,6 +58,18 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256}
 STATES = {"linear_num_key_heads": 16, "linear_num_value_heads": 16}
 SMALL = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 16}
 VOCAB_SIZE = 32_000
+BODY = {
+    "hidden_size": 2048, "num_hidden_layers": 4, "vocab_size": VOCAB_SIZE,
+    "tie_word_embeddings": True, "max_position_embeddings": 4096,
+}  # fmt: skip
+GRANITE = {
+    "layer_types": ["mamba", "mamba", "mamba", "attention"], "mamba_n_heads": 64,
+    "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "num_local_experts": 0,
+    "num_experts_per_tok": 0, "shared_intermediate_size": 8192, "num_key_value_heads": 8,
+    "position_embedding_type": "nope",
+}  # fmt: skip
+
+NATIVE_SCANS = "ostinato.runner.states.recurrences.native_for"
 
 Prompts = list[list[int]]
 Figures = dict[str, float]
@@ -188,6 +213,45 @@ def _ms(call: Callable[..., object], *arguments: object) -> float:
     return 1e3 * (time.perf_counter() - begin_s)
 
 
+def compare_scans(small: bool, rounds: int) -> None:
+    """Print the milliseconds of prefills with native scans and with torch's, by turns."""
+    states = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+    body = BODY | ({"hidden_size": 64} if small else {})
+    qwen = Qwen3_5TextConfig(**body, **HEADS, **states, intermediate_size=6144)
+    granite = GraniteMoeHybridConfig(**body, **GRANITE, mamba_expand=4096 // body["hidden_size"])
+    settings = {"kv_cache_memory": 2**30, "max_num_batched_tokens": 4096, "max_step_ms": None}
+    table = Table("ms", "native", "torch", "times as fast", "CPU times as fast")
+    for name, config in {"qwen3.5": qwen, "granite 4": granite}.items():
+        with TemporaryDirectory() as folder:
+            _write_random(config, folder)
+            llm = LLM(folder, dtype="bfloat16", **settings)
+        times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        prompt = np.random.default_rng(0).integers(3, VOCAB_SIZE, 128 if small else 2048).tolist()
+        once = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        for _ in range(rounds + 1):
+            for is_native, measured in times.items():
+                llm.reset_prefix_cache()
+                with nullcontext() if is_native else patch(NATIVE_SCANS, return_value=None):
+                    begin = time.perf_counter(), time.process_time()
+                    llm.generate([prompt], once, use_tqdm=False)
+                    end = time.perf_counter(), time.process_time()
+                measured.append((end[0] - begin[0], end[1] - begin[1]))
+        (wall, cpu), (torch_wall, torch_cpu) = (
+            (median(each[place] for each in measured[1:]) for place in (0, 1))
+            for measured in times.values()
+        )
+        table.add_row(
+            name, f"{1e3 * wall:,.0f}", f"{1e3 * torch_wall:,.0f}",
+            f"{torch_wall / wall:.2f}", f"{torch_cpu / cpu:.2f}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+def _write_random(config: PreTrainedConfig, folder: str) -> None:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+
+
 def show(figures: dict[str, Figures]) -> None:
     """Print a table, with how many times as fast ours is."""
     table = Table("ms", "ostinato", "transformers", "times as fast")
@@ -203,7 +267,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--scans", action="store_true")
     options = parser.parse_args(arguments)
+    if options.scans:
+        compare_scans(options.small, options.rounds)
+        return
     with TemporaryDirectory() as folder:
         path = make_checkpoint(Path(folder), options.small)
         engines: dict[str, Ours | Theirs] = {"ostinato": Ours(path), "transformers": Theirs(path)}

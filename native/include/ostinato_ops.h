@@ -136,6 +136,48 @@ typedef struct ost_delta {
   int32_t num_threads;
 } ost_delta;
 
+/* Many tokens of each of some sequences of one length, through the gated delta rule or Mamba 2; see
+ * ops_scan.h. Rows of matrices are tokens, all of a sequence's after all of the one before. */
+typedef struct ost_scan {
+  float *states;      /* (num_sequences, num_heads, key_dim, value_dim), changed */
+  ost_matrix queries; /* (num_sequences * num_tokens, num_key_heads * key_dim), of dtype */
+  ost_matrix keys;    /* likewise */
+  ost_matrix values;  /* (num_sequences * num_tokens, num_heads * value_dim), of dtype */
+  ost_matrix outputs; /* likewise, of output_dtype */
+  const float *gates; /* logs of decays, (num_sequences * num_tokens, num_heads) side by side */
+  const float *betas; /* likewise: by what values are multiplied */
+  const float *skips; /* (num_heads,): outputs get so many times their values too; may be null */
+  int64_t num_rows;   /* num_sequences * num_heads */
+  int32_t num_tokens;
+  int32_t num_heads; /* a multiple of num_key_heads */
+  int32_t num_key_heads;
+  int32_t key_dim;
+  int32_t value_dim;
+  int32_t dtype;            /* float32 or bfloat16 */
+  int32_t output_dtype;     /* likewise */
+  int32_t is_delta;         /* whether a value is corrected by what the state has for its key */
+  int32_t has_norms;        /* whether queries and keys are made of length 1 first */
+  int32_t has_values_first; /* whether a head's state is (value_dim, key_dim) */
+  float query_scale;
+  int32_t num_threads;
+} ost_scan;
+
+/* A causal convolution of each channel of some sequences of one length, rounded before SiLU. */
+typedef struct ost_convolution {
+  ost_matrix inputs;    /* (num_sequences * num_tokens, width), of dtype */
+  const void *earlier;  /* the inputs before, (num_sequences, num_taps - 1, width), of dtype */
+  const float *weights; /* (num_taps, width), the last for the token itself */
+  const float *bias;    /* (width,), may be null */
+  ost_matrix outputs;   /* like inputs */
+  int64_t num_rows;     /* num_sequences * num_tokens */
+  int32_t num_tokens;
+  int32_t width;
+  int32_t num_taps; /* at most 16 */
+  int32_t dtype;    /* float32 or bfloat16 */
+  int32_t has_silu;
+  int32_t num_threads;
+} ost_convolution;
+
 /* Rows of a weight and their place in a packed one, see weight_tiles.h. */
 typedef struct ost_packing {
   void *tiles;          /* ost_packed_size elements, zero wherever nothing was packed */
@@ -307,6 +349,8 @@ OST_EXPORT void ost_ops_gated(const ost_gated *op);
 OST_EXPORT void ost_ops_best(const ost_best *op);
 OST_EXPORT void ost_ops_lora(const ost_lora *op);
 OST_EXPORT void ost_ops_delta(const ost_delta *op);
+OST_EXPORT void ost_ops_scan(const ost_scan *op);
+OST_EXPORT void ost_ops_convolution(const ost_convolution *op);
 
 #ifdef __cplusplus
 }

@@ -43,6 +43,8 @@ void run(const Op &op, int64_t row_width, int64_t per_thread = kNumbersPerThread
 
 int64_t state_size(const ost_delta &op) { return int64_t{op.key_dim} * op.value_dim; }
 
+int64_t work_per_row(const ost_scan &op) { return int64_t{op.num_tokens} * op.key_dim * op.value_dim; }
+
 int64_t width_of(const ost_heads &op) {
   return (op.num_heads + 2 * int64_t{op.num_kv_heads}) * op.head_dim;
 }
@@ -69,6 +71,14 @@ Work work_of(const ost_delta &op) {
   return over_rows<ost_delta, &OpsKernels::delta>(op, state_size(op));
 }
 
+Work work_of(const ost_scan &op) {
+  return over_rows<ost_scan, &OpsKernels::scan>(op, work_per_row(op));
+}
+
+Work work_of(const ost_convolution &op) {
+  return over_rows<ost_convolution, &OpsKernels::convolution>(op, op.width);
+}
+
 }  // namespace ost
 
 extern "C" {
@@ -82,4 +92,8 @@ void ost_ops_gated(const ost_gated *op) { ost::run(*op, 2 * int64_t{op->width});
 void ost_ops_best(const ost_best *op) { ost::run(*op, op->width, ost::kComparedPerThread); }
 
 void ost_ops_delta(const ost_delta *op) { ost::run(*op, ost::state_size(*op)); }
+
+void ost_ops_scan(const ost_scan *op) { ost::run(*op, ost::work_per_row(*op)); }
+
+void ost_ops_convolution(const ost_convolution *op) { ost::run(*op, op->width); }
 }

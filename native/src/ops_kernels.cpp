@@ -8,6 +8,7 @@
 
 #include "ops_best.h"
 #include "ops_delta.h"
+#include "ops_scan.h"
 #include "ops_vector.h"
 
 namespace {
@@ -320,6 +321,10 @@ const OpsKernels &OST_OPS() {
       each_row<ost_gated, gated_row<BFloat16>, gated_row<Float32>>,
       best_rows,
       delta_rows,
+      scan_rows,
+      [](const ost_convolution &op, int64_t first, int64_t last) {
+        (op.dtype == OST_BFLOAT16 ? convolve_rows<BFloat16> : convolve_rows<Float32>)(op, first, last);
+      },
       add_scaled,
   };
   return kernels;

@@ -31,6 +31,8 @@ Work work_of(const ost_heads &op);
 Work work_of(const ost_gated &op);
 Work work_of(const ost_best &op);
 Work work_of(const ost_delta &op);
+Work work_of(const ost_scan &op);
+Work work_of(const ost_convolution &op);
 Work work_of(const ost_product &product);
 
 // The product and what its gates let through, in one; only where they go together, else they are two works.

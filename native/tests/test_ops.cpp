@@ -235,6 +235,92 @@ void check_delta(const Case &c, Random &random) {
       if (states.at(row, v) != before.at(row, v)) fail(c.seed, "an unused slot changed");
 }
 
+// Token by token, as the rule says; sequences longer and shorter than a chunk.
+void check_scan(const Case &c, Random &random) {
+  const int32_t key_dim = random.between(1, 40), value_dim = random.between(1, 70);
+  const int32_t num_keys = random.between(1, 2), num_heads = num_keys * random.between(1, 3);
+  const int32_t num_tokens = random.pick({1, 64, random.between(1, 150)}), num_sequences = 2;
+  const bool is_delta = random.chance(0.5), has_norms = random.chance(0.5), is_turned = random.chance(0.5);
+  const int64_t rows = int64_t{num_sequences} * num_tokens, heads = int64_t{num_sequences} * num_heads;
+  const int32_t dtype = random.between(0, 1), state_size = key_dim * value_dim;
+  const auto floats = [](Matrix &matrix) { return static_cast<float *>(matrix.view.data); };
+  Matrix queries(rows, num_keys * key_dim, dtype, c.gap), keys(rows, num_keys * key_dim, dtype, c.gap);
+  Matrix values(rows, num_heads * value_dim, dtype, c.gap);
+  Matrix outputs(rows, num_heads * value_dim, OST_FLOAT32, c.gap), skips(num_heads, 1, OST_FLOAT32, 0);
+  Matrix gates(rows, num_heads, OST_FLOAT32, 0), betas(rows, num_heads, OST_FLOAT32, 0);
+  Matrix states(heads, state_size, OST_FLOAT32, 0);
+  for (Matrix *matrix : {&queries, &keys}) matrix->fill(random, .2f);
+  for (Matrix *matrix : {&values, &betas, &states, &skips}) matrix->fill(random, .5f);
+  gates.each([&](int64_t row, int64_t i) { gates.set(row, i, -.1 * random.between(0, 20)); });
+  std::vector<double> expected(heads * state_size);
+  states.each([&](int64_t row, int64_t i) { expected[row * state_size + i] = states.at(row, i); });
+  const ost_scan op{floats(states), queries.view, keys.view, values.view, outputs.view, floats(gates),
+                    floats(betas), floats(skips), heads, num_tokens, num_heads, num_keys, key_dim,
+                    value_dim, dtype, OST_FLOAT32, is_delta, has_norms, is_turned, .5f, c.num_threads};
+  ost_ops_scan(&op);
+  const auto near = [&](double found, double wanted, const char *what) {
+    if (!(std::abs(found - wanted) <= 1e-3 + 1e-3 * std::abs(wanted))) fail(c.seed, what);
+  };
+  for (int64_t unit = 0; unit < heads; ++unit) {
+    const int64_t head = unit % num_heads, first = head / (num_heads / num_keys) * key_dim;
+    const auto state = [&](int32_t k, int32_t v) -> double & {
+      return expected[unit * state_size + (is_turned ? v * key_dim + k : k * value_dim + v)];
+    };
+    for (int32_t token = 0; token < num_tokens; ++token) {
+      const int64_t row = unit / num_heads * num_tokens + token;
+      const auto factor = [&](const Matrix &from) {
+        double squares = has_norms ? 1e-6 : 1;
+        for (int32_t k = 0; k < key_dim && has_norms; ++k)
+          squares += from.at(row, first + k) * from.at(row, first + k);
+        return 1 / std::sqrt(squares);
+      };
+      const double of_keys = factor(keys), of_queries = .5 * factor(queries);
+      for (int32_t v = 0; v < value_dim; ++v) {
+        const double value = values.at(row, head * value_dim + v);
+        double said = 0, read = skips.at(head, 0) * value;
+        for (int32_t k = 0; k < key_dim; ++k) {
+          state(k, v) *= std::exp(gates.at(row, head));
+          said += state(k, v) * keys.at(row, first + k) * of_keys;
+        }
+        const double change = betas.at(row, head) * (value - (is_delta ? said : 0));
+        for (int32_t k = 0; k < key_dim; ++k) {
+          state(k, v) += change * keys.at(row, first + k) * of_keys;
+          read += state(k, v) * queries.at(row, first + k) * of_queries;
+        }
+        near(outputs.at(row, head * value_dim + v), read, "what a scan reads differs");
+      }
+    }
+  }
+  states.each([&](int64_t row, int64_t i) {
+    near(states.at(row, i), expected[row * state_size + i], "a scan's state differs");
+  });
+  if (!outputs.gaps_are_untouched()) fail(c.seed, "a scan wrote into a gap");
+}
+
+void check_convolution(const Case &c, Random &random) {
+  const int32_t width = random.between(1, 90), num_taps = random.between(1, 5);
+  const int32_t num_tokens = random.between(1, 9), dtype = random.between(0, 1);
+  const int64_t rows = c.num_rows * num_tokens, kept = num_taps - 1;
+  Matrix inputs(rows, width, dtype, c.gap), outputs(rows, width, dtype, c.gap);
+  Matrix earlier(c.num_rows * kept + 1, width, dtype, 0), weights(num_taps, width, OST_FLOAT32, 0);
+  for (Matrix *matrix : {&inputs, &earlier, &weights}) matrix->fill(random, .5f);
+  const ost_convolution op{inputs.view, earlier.view.data, static_cast<float *>(weights.view.data),
+                           nullptr, outputs.view, rows, num_tokens, width, num_taps, dtype, 0,
+                           c.num_threads};
+  ost_ops_convolution(&op);
+  outputs.each([&](int64_t row, int64_t i) {
+    double sum = 0;
+    for (int64_t tap = 0; tap < num_taps; ++tap) {
+      const int64_t at = row % num_tokens + tap - kept;
+      sum += weights.at(tap, i) * (at >= 0 ? inputs.at(row - kept + tap, i)
+                                           : earlier.at(row / num_tokens * kept + at + kept, i));
+    }
+    if (!(std::abs(outputs.at(row, i) - sum) <= 1e-5 + 4e-3 * std::abs(sum)))
+      fail(c.seed, "a convolution differs");
+  });
+  if (!outputs.gaps_are_untouched()) fail(c.seed, "a convolution wrote into a gap");
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -249,6 +335,8 @@ int main(int argc, char **argv) {
       check_heads(c, random);
       check_best(c, random);
       check_delta(c, random);
+      check_scan(c, random);
+      check_convolution(c, random);
     }
     std::printf("%s: %u cases\n", name_of_isa(isa), num_cases);
   }

@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from ostinato.runner.native import delta
 from ostinato.runner.native.library import library
+from ostinato.runner.native.scan import MAX_TAPS, Scan, convolve, native_for
 from ostinato.runner.states.recurrence import Call, Recurrence, State
 
 
@@ -42,6 +43,13 @@ class ShortConvolution(Recurrence):
         num_kept, num_tokens = call["weight"].shape[-1] - 1, inputs.shape[-1]
         if state is None:
             state = inputs.new_zeros(*inputs.shape[:2], num_kept)
+        native = native_for(inputs, state) if 0 < num_kept < MAX_TAPS else None
+        if native is not None and call["activation"] in (None, "silu", "swish"):
+            tokens, earlier = inputs.transpose(1, 2), state.transpose(1, 2)
+            has_silu, weights = call["activation"] is not None, (call["weight"], call["bias"])
+            output = convolve(native, tokens, earlier, *weights, has_silu)
+            last = inputs[..., max(0, num_tokens - num_kept) :]
+            return output.transpose(1, 2), torch.cat([state, last], dim=-1)[..., -num_kept:]
         seen = torch.cat([state, inputs], dim=-1)
         convolved = call.changed(lambda name, value: seen if name == "hidden_states" else value)
         return convolved.run()[..., -num_tokens:], seen[..., num_tokens:]
@@ -71,7 +79,20 @@ class GatedDeltaRule(Recurrence):
     recurrent: ClassVar = "torch_recurrent_gated_delta_rule"
 
     def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
-        """Compute in chunks of 64 tokens; see ``Recurrence``."""
+        """Compute in chunks of 64 tokens, natively if the inputs' format allows.
+
+        See ``Recurrence``.
+        """
+        queries, keys, values, gates, betas = (call[name] for name in self.axes)
+        native = native_for(queries, keys, values) if gates.ndim == 3 else None
+        if native is not None:
+            scan = Scan(
+                is_delta=True,
+                has_norms=bool(call["use_qk_l2norm_in_kernel"]),
+                query_scale=queries.shape[-1] ** -0.5,
+                output_dtype=values.dtype,
+            )
+            return scan.run(native, state, (queries, keys, values), (gates, betas))
         output, after = call.run(initial_state=state, output_final_state=True)
         return output, after
 
@@ -110,7 +131,20 @@ class Mamba2Scan(Recurrence):
     axes: ClassVar = dict.fromkeys(("hidden_states", "dt", "B", "C"), 1)
 
     def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
-        """Compute in chunks of the model's size; see ``Recurrence``."""
+        """Compute in chunks of 64 tokens, natively if the inputs' format allows.
+
+        See ``Recurrence``.
+        """
+        inputs, dt, keys, queries = (call[name] for name in self.axes)
+        native = native_for(queries, keys, inputs)
+        if native is not None:
+            if call["dt_bias"] is not None:
+                dt = dt + call["dt_bias"].to(dt.dtype)
+            if call["dt_softplus"]:
+                dt = functional.softplus(dt)
+            steps = dt.clamp(*(call["dt_limit"] or (0.0, float("inf")))).float()
+            scan = Scan(has_values_first=True, skips=call["D"])
+            return scan.run(native, state, (queries, keys, inputs), (call["A"] * steps, steps))
         output, after = call.run(initial_states=state, return_final_states=True)
         return output, after
 
