@@ -144,8 +144,10 @@ typedef struct ost_scan {
   ost_matrix keys;    /* likewise */
   ost_matrix values;  /* (num_sequences * num_tokens, num_heads * value_dim), of dtype */
   ost_matrix outputs; /* likewise, of output_dtype */
-  const float *gates; /* logs of decays, (num_sequences * num_tokens, num_heads) side by side */
-  const float *betas; /* likewise: by what values are multiplied */
+  const float *gates; /* logs of decays, (num_sequences * num_tokens, num_heads) side by side; with
+                         has_steps (num_heads,): what a step is multiplied by to give one */
+  const float *betas; /* by what values are multiplied, (num_sequences * num_tokens, num_heads); with
+                         has_steps what softplus makes steps of */
   const float *skips; /* (num_heads,): outputs get so many times their values too; may be null */
   int64_t num_rows;   /* num_sequences * num_heads */
   int32_t num_tokens;
@@ -158,7 +160,10 @@ typedef struct ost_scan {
   int32_t is_delta;         /* whether a value is corrected by what the state has for its key */
   int32_t has_norms;        /* whether queries and keys are made of length 1 first */
   int32_t has_values_first; /* whether a head's state is (value_dim, key_dim) */
+  int32_t has_steps;        /* whether betas are steps of time, rounded to dtype */
   float query_scale;
+  float min_step;
+  float max_step; /* may be infinite */
   int32_t num_threads;
 } ost_scan;
 

@@ -84,7 +84,17 @@ inline void scale_row(float *row, int columns, float factor) {
   for (int i = 0; i < columns; i += kLanes) store<Float32>(row + i, load<Float32>(row + i) * factor);
 }
 
-inline float exponential_of(float x) { return exponential(all(x))[0]; }
+// What is not a number stays so, where exponential makes a number of it.
+inline Floats decay_of(const Floats &log) { return log == log ? exponential(log) : log; }
+
+// log(1 + e^x) as max(x, 0) + log(1 + t), t = e^-|x|, the latter by its series in t / (2 + t), which is
+// at most a third.
+inline Floats softplus(const Floats &x) {
+  const Floats t = exponential(x < 0.f ? x : -x), s = quotient(t, 2.f + t), square = s * s;
+  Floats series = all(1.f / 15.f);
+  for (int odd = 13; odd > 0; odd -= 2) series = multiply_add(series, square, all(1.f / static_cast<float>(odd)));
+  return (x < 0.f ? Floats{} : x) + 2.f * s * series;
+}
 
 // What one head of one sequence works with.
 class ScanHead {
@@ -137,16 +147,19 @@ class ScanHead {
     if (op_.has_norms) normalize(queries_, count), normalize(keys_, count);
     for (int k = 0; k < op_.key_dim; ++k)
       for (int i = 0; i < kChunk; ++i) turned_.row(k)[i] = i < count ? keys_.row(i)[k] : 0.f;
+    for (int i = 0; i < count; ++i) betas_[i] = op_.betas[(token + i) * op_.num_heads + head_];
+    if (op_.has_steps) make_steps();
     float sum = 0.f;
     for (int i = 0; i < kChunk; ++i) {
-      if (i < count) sum += op_.gates[(token + i) * op_.num_heads + head_];
+      if (i < count)
+        sum += op_.has_steps ? op_.gates[head_] * betas_[i] : op_.gates[(token + i) * op_.num_heads + head_];
       faded_[i] = sum;
     }
     for (int i = 0; i < kChunk; i += kLanes) {
-      store<Float32>(decays_ + i, exponential(load<Float32>(faded_ + i)));
-      store<Float32>(rests_ + i, exponential(all(sum) - load<Float32>(faded_ + i)));
+      store<Float32>(decays_ + i, decay_of(load<Float32>(faded_ + i)));
+      store<Float32>(rests_ + i, decay_of(all(sum) - load<Float32>(faded_ + i)));
     }
-    write(token, count);
+    write(count);
     read_out(token, count);
     for (int k = 0; k < op_.key_dim; ++k) {
       scale_row(state_.row(k), state_.stride, decays_[kChunk - 1]);
@@ -156,14 +169,23 @@ class ScanHead {
     add_product(state_, turned_, written_, op_.key_dim, state_.stride, count);
   }
 
+  void make_steps() {
+    const bool has_limits = op_.min_step > 0.f || op_.max_step < INFINITY;
+    for (int i = 0; i < kChunk; i += kLanes) {
+      Floats step = softplus(load<Float32>(betas_ + i));
+      if (op_.dtype == OST_BFLOAT16) step = BFloat16::round(step);
+      store<Float32>(betas_ + i, has_limits ? clamped(step, op_.min_step, op_.max_step) : step);
+    }
+  }
+
   // What each token adds to the state, in written_.
-  void write(int64_t token, int count) {
+  void write(int count) {
     if (op_.is_delta) {
       clear(written_, count);
       add_product(written_, keys_, state_, count, written_.stride, op_.key_dim);
     }
     for (int i = 0; i < count; ++i) {
-      const Floats beta = all(op_.betas[(token + i) * op_.num_heads + head_]);
+      const Floats beta = all(betas_[i]);
       for (int v = 0; v < written_.stride; v += kLanes) {
         Floats value = load<Float32>(values_.row(i) + v);
         if (op_.is_delta) value = value - load<Float32>(written_.row(i) + v) * decays_[i];
@@ -172,8 +194,7 @@ class ScanHead {
     }
     if (!op_.is_delta) return;
     weigh(keys_, by_key_, count);
-    for (int i = 0; i < count; ++i)
-      scale_row(by_key_.row(i), kChunk, -op_.betas[(token + i) * op_.num_heads + head_]);
+    for (int i = 0; i < count; ++i) scale_row(by_key_.row(i), kChunk, -betas_[i]);
     for (int first = 0; first < count; first += kScanRows) {
       const int rows = std::min(kScanRows, count - first);
       add_product(written_.from(first), by_key_.from(first), written_, rows, written_.stride, first);
@@ -260,6 +281,7 @@ class ScanHead {
   Panel queries_, keys_, values_, written_, outputs_, by_query_, by_key_, state_, turned_;
   // Sums of logs of decays to each token, and the decays to it and from it to the chunk's end.
   alignas(64) float faded_[kChunk], decays_[kChunk], rests_[kChunk];
+  alignas(64) float betas_[kChunk] = {};
 };
 
 inline void scan_rows(const ost_scan &op, int64_t first, int64_t last) {

@@ -256,7 +256,8 @@ void check_scan(const Case &c, Random &random) {
   states.each([&](int64_t row, int64_t i) { expected[row * state_size + i] = states.at(row, i); });
   const ost_scan op{floats(states), queries.view, keys.view, values.view, outputs.view, floats(gates),
                     floats(betas), floats(skips), heads, num_tokens, num_heads, num_keys, key_dim,
-                    value_dim, dtype, OST_FLOAT32, is_delta, has_norms, is_turned, .5f, c.num_threads};
+                    value_dim, dtype, OST_FLOAT32, is_delta, has_norms, is_turned, false, .5f,
+                    0, INFINITY, c.num_threads};
   ost_ops_scan(&op);
   const auto near = [&](double found, double wanted, const char *what) {
     if (!(std::abs(found - wanted) <= 1e-3 + 1e-3 * std::abs(wanted))) fail(c.seed, what);

@@ -29,7 +29,8 @@ class _Scan(ctypes.Structure):
         *int64s("num_rows"),
         *int32s("num_tokens", "num_heads", "num_key_heads", "key_dim", "value_dim"),
         *int32s("dtype", "output_dtype", "is_delta", "has_norms", "has_values_first"),
-        *floats("query_scale"),
+        *int32s("has_steps"),
+        *floats("query_scale", "min_step", "max_step"),
         *int32s("num_threads"),
     )
 
@@ -63,6 +64,7 @@ class Scan:
         has_values_first: Whether a head's state is (value_dim, key_dim).
         query_scale: By what queries are multiplied.
         skips: By what values are added to the outputs, shape (num_heads,).
+        step_limits: Limits of time steps, if values are multiplied by them; see ``run``.
         output_dtype: Of the outputs.
     """
 
@@ -71,6 +73,7 @@ class Scan:
     has_values_first: bool = False
     query_scale: float = 1.0
     skips: Tensor | None = None
+    step_limits: tuple[float, float] | None = None
     output_dtype: torch.dtype = torch.float32
 
     def run(
@@ -88,7 +91,8 @@ class Scan:
             heads: Queries and keys, shape (num_sequences, num_tokens, num_key_heads, key_dim), and
                 values, shape (num_sequences, num_tokens, num_heads, value_dim).
             gates: Logs of decays, and by what values are multiplied, shape (num_sequences,
-                num_tokens, num_heads).
+                num_tokens, num_heads). With ``step_limits`` the second are what softplus makes
+                steps of, and the first, shape (num_heads,), give with a step the log of its decay.
 
         Returns:
             The outputs, shaped like the values, and the states after the last token, float32.
@@ -103,8 +107,9 @@ class Scan:
             after.copy_(states)
         rows = [_rows(each.flatten(2)) for each in heads]
         logs, betas = (each.float().contiguous() for each in gates)
-        assert all(each.shape[:2] == (count, num_tokens) for each in (*heads, logs, betas))
-        assert heads[1].shape == queries.shape and logs.shape == betas.shape == values.shape[:3]
+        assert all(each.shape[:2] == (count, num_tokens) for each in heads)
+        assert heads[1].shape == queries.shape and betas.shape == values.shape[:3]
+        assert logs.shape == (betas.shape if self.step_limits is None else (num_heads,)), logs.shape
         assert num_heads % num_key_heads == 0, "each key head has as many value heads"
         skips = None if self.skips is None else self.skips.float().contiguous()
         outputs = torch.empty(values.shape, dtype=self.output_dtype)
@@ -117,7 +122,8 @@ class Scan:
             count * num_heads,
             *(num_tokens, num_heads, num_key_heads, key_dim, value_dim),
             *(DTYPES[values.dtype], DTYPES[outputs.dtype]),
-            *(self.is_delta, self.has_norms, self.has_values_first, self.query_scale),
+            *(self.is_delta, self.has_norms, self.has_values_first),
+            *(self.step_limits is not None, self.query_scale, *(self.step_limits or (0.0, 0.0))),
             torch.get_num_threads(),
         )
         native.ost_ops_scan(ctypes.byref(scan))

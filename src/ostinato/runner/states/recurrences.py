@@ -136,15 +136,14 @@ class Mamba2Scan(Recurrence):
         See ``Recurrence``.
         """
         inputs, dt, keys, queries = (call[name] for name in self.axes)
-        native = native_for(queries, keys, inputs)
+        native = native_for(queries, keys, inputs, dt) if call["dt_softplus"] else None
         if native is not None:
             if call["dt_bias"] is not None:
                 dt = dt + call["dt_bias"].to(dt.dtype)
-            if call["dt_softplus"]:
-                dt = functional.softplus(dt)
-            steps = dt.clamp(*(call["dt_limit"] or (0.0, float("inf")))).float()
-            scan = Scan(has_values_first=True, skips=call["D"])
-            return scan.run(native, state, (queries, keys, inputs), (call["A"] * steps, steps))
+            limits = torch.tensor(call["dt_limit"] or (0.0, float("inf")), dtype=dt.dtype)
+            low, high = limits.tolist()  # rounded as steps are
+            scan = Scan(has_values_first=True, skips=call["D"], step_limits=(low, high))
+            return scan.run(native, state, (queries, keys, inputs), (call["A"], dt))
         output, after = call.run(initial_states=state, return_final_states=True)
         return output, after
 
