@@ -236,9 +236,9 @@ def compare_scans(small: bool, rounds: int) -> None:
                     llm.generate([prompt], once, use_tqdm=False)
                     end = time.perf_counter(), time.process_time()
                 measured.append((end[0] - begin[0], end[1] - begin[1]))
-        (wall, cpu), (torch_wall, torch_cpu) = (
-            (median(each[place] for each in measured[1:]) for place in (0, 1))
-            for measured in times.values()
+        (wall, torch_wall), (cpu, torch_cpu) = (
+            [median(each[place] for each in measured[1:]) for measured in times.values()]
+            for place in (0, 1)
         )
         table.add_row(
             name, f"{1e3 * wall:,.0f}", f"{1e3 * torch_wall:,.0f}",
