@@ -92,7 +92,8 @@ inline Floats decay_of(const Floats &log) { return log == log ? exponential(log)
 inline Floats softplus(const Floats &x) {
   const Floats t = exponential(x < 0.f ? x : -x), s = quotient(t, 2.f + t), square = s * s;
   Floats series = all(1.f / 15.f);
-  for (int odd = 13; odd > 0; odd -= 2) series = multiply_add(series, square, all(1.f / static_cast<float>(odd)));
+  for (int odd = 13; odd > 0; odd -= 2)
+    series = multiply_add(series, square, all(1.f / static_cast<float>(odd)));
   return (x < 0.f ? Floats{} : x) + 2.f * s * series;
 }
 
@@ -299,9 +300,11 @@ void convolve_rows(const ost_convolution &op, int64_t first, int64_t last) {
     const int64_t sequence = row / op.num_tokens, token = row % op.num_tokens;
     for (int tap = 0; tap < op.num_taps; ++tap) {
       const int64_t at = token + tap - num_earlier;
-      taps[tap] = at >= 0 ? static_cast<const Stored *>(op.inputs.data) + (row - token + at) * op.inputs.stride
-                          : static_cast<const Stored *>(op.earlier) +
-                                (sequence * num_earlier + at + num_earlier) * op.width;
+      taps[tap] =
+          at >= 0
+              ? static_cast<const Stored *>(op.inputs.data) + (row - token + at) * op.inputs.stride
+              : static_cast<const Stored *>(op.earlier) +
+                    (sequence * num_earlier + at + num_earlier) * op.width;
     }
     Stored *output = static_cast<Stored *>(op.outputs.data) + row * op.outputs.stride;
     each_vector(op.width, [&](int i, auto count) {
