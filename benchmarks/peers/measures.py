@@ -8,22 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.peers.samples import (
-    Prepare,
-    Sample,
-    agents,
-    batch_cold,
-    batch_warm,
-    cold_prefill,
-    conversations,
-    decode,
-    first_token,
-    http_chats,
-    managed,
-    strangers,
-    warm,
-    warm_system,
-)
+from benchmarks.peers import samples
 
 
 @dataclass(frozen=True)
@@ -46,8 +31,8 @@ class Measure:
     title: str
     unit: str
     more_is_better: bool
-    sample: Sample
-    prepare: Prepare | None = None
+    sample: samples.Sample
+    prepare: samples.Prepare | None = None
     without: Mapping[str, str] = field(default_factory=dict)
     kind: str = "serve"
     variants: tuple[str, ...] = ()
@@ -65,79 +50,79 @@ STREAMED = ("ours:streamed",)
 OTHER_BITS = ("ours:w8a8", "ours:w4a8", "ours:16")
 MEASURES = (
     Measure(
-        "cold_prefill", "cold prefill, 2,048 tokens", "tokens/s", True, cold_prefill,
+        "cold_prefill", "cold prefill, 2,048 tokens", "tokens/s", True, samples.cold_prefill,
         variants=OTHER_BITS,
     ),
     Measure(
-        "first_token", "first token, 2,048 cached + 32 new", "s", False, first_token,
-        warm("prefix"),
+        "first_token", "first token, 2,048 cached + 32 new", "s", False, samples.first_token,
+        samples.warm("prefix"),
     ),
     Measure(
-        "batch_cold", "16 × (2,048 shared + 32 own), cold, 32 out", "s", False, batch_cold,
+        "batch_cold", "16 × (2,048 shared + 32 own), cold, 32 out", "s", False, samples.batch_cold,
     ),
     Measure(
-        "batch_warm", "16 × (2,048 shared + 32 own), warm, 32 out", "s", False, batch_warm,
-        warm("prefix"),
+        "batch_warm", "16 × (2,048 shared + 32 own), warm, 32 out", "s", False, samples.batch_warm,
+        samples.warm("prefix"),
     ),
     Measure(
         "decode_1", "decode, batch 1 on 2k", "tokens/s", True,
-        decode(lambda sizes: 1, lambda sizes: sizes.alone),
-        warm("prefix"), variants=STREAMED,
+        samples.decode(lambda sizes: 1, lambda sizes: sizes.alone),
+        samples.warm("prefix"), variants=STREAMED,
     ),
     Measure(
         "decode_16", "decode, 16 on a shared 2k", "tokens/s", True,
-        decode(lambda sizes: sizes.batch, lambda sizes: sizes.outputs),
-        warm("prefix"), variants=STREAMED,
+        samples.decode(lambda sizes: sizes.batch, lambda sizes: sizes.outputs),
+        samples.warm("prefix"), variants=STREAMED,
     ),
     Measure(
-        "strangers", "16 × 512 with nothing shared, 64 out", "s", False, strangers,
+        "strangers", "16 × 512 with nothing shared, 64 out", "s", False, samples.strangers,
     ),
     Measure(
         "conversations", "16 conversations × 10 turns, growing", "requests/s", True,
-        conversations, without=NO_SCHEDULER,
+        samples.conversations, without=NO_SCHEDULER,
     ),
     Measure(
         "agents", "4 agents × 12 turns on 1.5k of tools, growing", "requests/s", True,
-        agents, without=NO_SCHEDULER,
+        samples.agents, without=NO_SCHEDULER,
     ),
     Measure(
         "decode_32_4k", "decode, 32 on a shared 4k", "tokens/s", True,
-        decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs),
-        warm("long"), without=TOO_SLOW,
+        samples.decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs),
+        samples.warm("long"), without=TOO_SLOW,
     ),
     Measure(
         "decode_32_16k", "decode, 32 on a shared 16k", "tokens/s", True,
-        decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs // 2),
-        warm("longest"), without=TOO_SLOW | {"llamacpp": SLOW},
+        samples.decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs // 2),
+        samples.warm("longest"), without=TOO_SLOW | {"llamacpp": SLOW},
         variants=("ours:never",),
     ),
     Measure(
-        "http_1", "streaming chats over HTTP, 1 at once", "answers/s", True, http_chats(1),
-        warm_system, kind="http",
+        "http_1", "streaming chats over HTTP, 1 at once", "answers/s", True, samples.http_chats(1),
+        samples.warm_system, kind="http",
     ),
     Measure(
-        "http_8", "streaming chats over HTTP, 8 at once", "answers/s", True, http_chats(8),
-        warm_system, kind="http",
+        "http_8", "streaming chats over HTTP, 8 at once", "answers/s", True, samples.http_chats(8),
+        samples.warm_system, kind="http",
     ),
     Measure(
-        "http_24", "streaming chats over HTTP, 24 at once", "answers/s", True, http_chats(24),
-        warm_system, kind="http",
+        "http_24", "streaming chats over HTTP, 24 at once", "answers/s", True, samples.http_chats(24),
+        samples.warm_system, kind="http",
     ),
     Measure(
         "manager_hit", "manager: 32,768 tokens that are cached, as a list", "ms", False,
-        managed("hit", 1e3), kind="manage",
+        samples.managed("hit", 1e3), kind="manage",
     ),
     Measure(
         "manager_hit_packed", "manager: 32,768 tokens that are cached, packed", "ms", False,
-        managed("hit packed", 1e3), kind="manage",
+        samples.managed("hit packed", 1e3), kind="manage",
     ),
     Measure(
         "manager_miss", "manager: 32,768 new tokens, published", "ms", False,
-        managed("miss", 1e3), kind="manage",
+        samples.managed("miss", 1e3), kind="manage",
     ),
     Measure(
         "manager_chats", "manager: 64 conversations × 20 turns × 500 on 4k", "s", False,
-        managed("chats", 1.0), kind="manage",
+        samples.managed("chats", 1.0), kind="manage",
     ),
 )  # fmt: skip
 

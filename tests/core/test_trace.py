@@ -6,31 +6,25 @@ import pytest
 from ostinato.core.config import SchedulerConfig
 from ostinato.errors import BrokenTrace
 from ostinato.settings import PrefixCacheConfig, TenantShare
-from ostinato.traces.format import (
-    VERSION,
-    Added,
-    Header,
-    Steps,
-    read_event,
-    read_header,
-    write_line,
-)
+from ostinato.traces import format as trace
 
 
 def test_lines_are_read_as_they_were_written():
     events = [
-        Added(step=3, at_us=5, request=1, arrival_us=-4, prompt=b"\0\1\2\3", head=("ab", 16), n=2),
-        Steps(step=0, times_us=(1, 2, 3, 4)),
+        trace.Added(
+            step=3, at_us=5, request=1, arrival_us=-4, prompt=b"\0\1\2\3", head=("ab", 16), n=2
+        ),
+        trace.Steps(step=0, times_us=(1, 2, 3, 4)),
     ]
-    assert [read_event(write_line(event)) for event in events] == events
+    assert [trace.read_event(trace.write_line(event)) for event in events] == events
 
 
 def test_what_is_no_line_of_a_trace_is_refused():
     for line in (b"{}", b'{"event":"dance","step":0}', b"\xff", b'{"event":"steps","step":"x"}'):
         with pytest.raises(BrokenTrace, match="no event of a recorded trace"):
-            read_event(line)
+            trace.read_event(line)
     with pytest.raises(BrokenTrace, match="no header"):
-        read_header(b'{"event":"header"}')
+        trace.read_header(b'{"event":"header"}')
 
 
 def test_a_header_of_version_1_is_read_with_the_names_of_today():
@@ -38,8 +32,8 @@ def test_a_header_of_version_1_is_read_with_the_names_of_today():
     cache = PrefixCacheConfig(
         8, eviction_policy="reuse_hazard", tenant_shares={b"a": TenantShare(2, 4)}
     )
-    header = Header(
-        version=VERSION,
+    header = trace.Header(
+        version=trace.VERSION,
         cache=cache,
         scheduler=SchedulerConfig(),
         model={"policy": "of the model"},
@@ -48,9 +42,9 @@ def test_a_header_of_version_1_is_read_with_the_names_of_today():
         start_us=1,
         unix_s=2.5,
     )
-    assert read_header(write_line(header)) == header
+    assert trace.read_header(trace.write_line(header)) == header
 
-    old = msgspec.json.decode(write_line(header))
+    old = msgspec.json.decode(trace.write_line(header))
     old["version"], old["cache"]["policy"] = 1, old["cache"].pop("eviction_policy")
     line = msgspec.json.encode(old)
-    assert read_header(line) == msgspec.structs.replace(header, version=1)
+    assert trace.read_header(line) == msgspec.structs.replace(header, version=1)

@@ -245,7 +245,7 @@ def test_a_fault_of_the_recorder_ends_the_recording_and_not_the_engine(
     bard, tmp_path, caplog, monkeypatch
 ):
     bard.start_recording(tmp_path / "t")
-    monkeypatch.setattr("ostinato.engine.loop.recorder.Steps", None)
+    monkeypatch.setattr("ostinato.engine.loop.recorder.trace.Steps", None)
     outputs = bard.generate("To be", SamplingParams(max_tokens=4), use_tqdm=False)
     assert outputs[0].finished and bard.engine.recorder.path is None
     assert "the recording to" in caplog.text and "the engine continues" in caplog.text

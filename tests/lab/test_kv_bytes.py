@@ -7,19 +7,7 @@ import pytest
 from ostinato.core.errors import ConfigError
 from ostinato.lab.size.kv_bytes import KVBytes, kv_bytes
 
-from .known_configs import (
-    DEEPSEEK_V3,
-    GEMMA_2_2B,
-    GEMMA_3_1B,
-    GEMMA_3_4B,
-    GEMMA_3N_E4B,
-    GPT2,
-    HYBRID_27B,
-    HYBRID_35B_A3B,
-    LLAMA_2_7B,
-    LLAMA_3_8B,
-    MISTRAL_7B,
-)
+from . import known_configs
 
 
 def kinds(size: KVBytes) -> list[tuple[int, str, int | None]]:
@@ -30,17 +18,17 @@ def kinds(size: KVBytes) -> list[tuple[int, str, int | None]]:
 @pytest.mark.parametrize(
     ("name", "config", "token_bytes"),
     [
-        ("Llama 2 7B", LLAMA_2_7B, 524_288),
-        ("Llama 3 8B", LLAMA_3_8B, 131_072),
-        ("Mistral 7B", MISTRAL_7B, 131_072),
-        ("GPT-2 small, float32", GPT2, 73_728),
-        ("Gemma 2 2B", GEMMA_2_2B, 106_496),
-        ("Gemma 3 1B", GEMMA_3_1B, 26_624),
-        ("Gemma 3 4B", GEMMA_3_4B, 139_264),
-        ("Gemma 3n E4B", GEMMA_3N_E4B, 40_960),
-        ("DeepSeek-V3", DEEPSEEK_V3, 70_272),
-        ("Qwen3.6-27B", HYBRID_27B, 65_536),
-        ("Qwen3.6-35B-A3B", HYBRID_35B_A3B, 20_480),
+        ("Llama 2 7B", known_configs.LLAMA_2_7B, 524_288),
+        ("Llama 3 8B", known_configs.LLAMA_3_8B, 131_072),
+        ("Mistral 7B", known_configs.MISTRAL_7B, 131_072),
+        ("GPT-2 small, float32", known_configs.GPT2, 73_728),
+        ("Gemma 2 2B", known_configs.GEMMA_2_2B, 106_496),
+        ("Gemma 3 1B", known_configs.GEMMA_3_1B, 26_624),
+        ("Gemma 3 4B", known_configs.GEMMA_3_4B, 139_264),
+        ("Gemma 3n E4B", known_configs.GEMMA_3N_E4B, 40_960),
+        ("DeepSeek-V3", known_configs.DEEPSEEK_V3, 70_272),
+        ("Qwen3.6-27B", known_configs.HYBRID_27B, 65_536),
+        ("Qwen3.6-35B-A3B", known_configs.HYBRID_35B_A3B, 20_480),
     ],
 )
 def test_a_token_of_a_known_model_takes(name: str, config: dict[str, Any], token_bytes: int):
@@ -55,14 +43,14 @@ class TestKindsOfAttention:
         ("num_kv_heads", "kind"), [(32, "multi-head"), (8, "grouped-query"), (1, "multi-query")]
     )
     def test_the_number_of_kv_heads_names_the_kind(self, num_kv_heads: int, kind: str):
-        size = kv_bytes(LLAMA_2_7B | {"num_key_value_heads": num_kv_heads})
+        size = kv_bytes(known_configs.LLAMA_2_7B | {"num_key_value_heads": num_kv_heads})
 
         assert kinds(size) == [(32, kind, None)]
         assert size.token_bytes == num_kv_heads * 16_384
 
     def test_llama_1_leaves_its_kv_heads_out_and_has_as_many_as_query_heads(self):
         """The key came with Llama 2; ``null`` and a missing key mean the same here."""
-        without = {k: v for k, v in LLAMA_2_7B.items() if k != "num_key_value_heads"}
+        without = {k: v for k, v in known_configs.LLAMA_2_7B.items() if k != "num_key_value_heads"}
 
         assert kv_bytes(without).token_bytes == 524_288
         assert kv_bytes(without | {"num_key_value_heads": None}).token_bytes == 524_288
@@ -121,18 +109,18 @@ class TestKindsOfAttention:
 
     def test_a_latent_is_one_vector_for_all_heads_and_may_be_expanded(self):
         """512 + 64 numbers per layer, or 128 heads of 192 for K and 128 for V."""
-        size = kv_bytes(DEEPSEEK_V3)
+        size = kv_bytes(known_configs.DEEPSEEK_V3)
 
         assert kinds(size) == [(61, "latent", None)]
         assert size.expanded is not None
         assert size.expanded.token_bytes == 61 * 128 * (192 + 128) * 2
 
     def test_plain_attention_has_nothing_to_expand(self):
-        assert kv_bytes(LLAMA_3_8B).expanded is None
+        assert kv_bytes(known_configs.LLAMA_3_8B).expanded is None
 
     def test_a_sparse_indexer_keeps_its_own_key(self):
         """DeepSeek-V3.2 adds 128 numbers per layer to the latent."""
-        config = DEEPSEEK_V3 | {"model_type": "deepseek_v32", "index_head_dim": 128}
+        config = known_configs.DEEPSEEK_V3 | {"model_type": "deepseek_v32", "index_head_dim": 128}
 
         assert kv_bytes(config).token_bytes == 61 * (576 + 128) * 2
 
@@ -141,7 +129,7 @@ class TestWindows:
     """Layers that look back so far and no further."""
 
     def test_mistral_keeps_at_most_its_window(self):
-        size = kv_bytes(MISTRAL_7B)
+        size = kv_bytes(known_configs.MISTRAL_7B)
 
         assert kinds(size) == [(32, "grouped-query", 4096)]
         assert size.groups[0].window_bytes == 4096 * 131_072
@@ -151,25 +139,28 @@ class TestWindows:
         assert size.whole.sequence_bytes(32_000) == 32_000 * 131_072
 
     def test_later_mistrals_set_the_window_to_null_and_have_none(self):
-        size = kv_bytes(MISTRAL_7B | {"sliding_window": None})
+        size = kv_bytes(known_configs.MISTRAL_7B | {"sliding_window": None})
 
         assert size.windowed is None
         assert kinds(size) == [(32, "grouped-query", None)]
 
     def test_a_mistral_config_without_the_key_has_the_window_of_its_class(self):
-        without = {k: v for k, v in MISTRAL_7B.items() if k != "sliding_window"}
+        without = {k: v for k, v in known_configs.MISTRAL_7B.items() if k != "sliding_window"}
 
         assert kinds(kv_bytes(without)) == [(32, "grouped-query", 4096)]
 
     def test_gemma_2_slides_in_every_second_layer(self):
-        assert kinds(kv_bytes(GEMMA_2_2B)) == [
+        assert kinds(kv_bytes(known_configs.GEMMA_2_2B)) == [
             (13, "grouped-query", 4096),
             (13, "grouped-query", None),
         ]
 
     @pytest.mark.parametrize(
         ("config", "sliding", "full", "kind", "window"),
-        [(GEMMA_3_4B, 29, 5, "grouped-query", 1024), (GEMMA_3_1B, 22, 4, "multi-query", 512)],
+        [
+            (known_configs.GEMMA_3_4B, 29, 5, "grouped-query", 1024),
+            (known_configs.GEMMA_3_1B, 22, 4, "multi-query", 512),
+        ],
     )
     def test_gemma_3_attends_in_full_in_every_sixth_layer(
         self, config: dict[str, Any], sliding: int, full: int, kind: str, window: int
@@ -179,7 +170,7 @@ class TestWindows:
 
     @pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe"])
     def test_qwen_writes_a_window_down_and_leaves_it_off(self, family: str):
-        config = LLAMA_3_8B | {
+        config = known_configs.LLAMA_3_8B | {
             "model_type": family,
             "max_window_layers": 28,
             "sliding_window": 131_072,
@@ -188,7 +179,7 @@ class TestWindows:
         assert kv_bytes(config).windowed is None
 
     def test_qwen_2_slides_above_max_window_layers_once_it_is_on(self):
-        config = LLAMA_3_8B | {
+        config = known_configs.LLAMA_3_8B | {
             "model_type": "qwen2",
             "max_window_layers": 28,
             "sliding_window": 1000,
@@ -204,14 +195,14 @@ class TestWindows:
     def test_a_list_of_layer_types_counts_before_the_family_s_pattern(self):
         types = ["sliding_attention", *["full_attention"] * 25]
 
-        assert kinds(kv_bytes(GEMMA_2_2B | {"layer_types": types})) == [
+        assert kinds(kv_bytes(known_configs.GEMMA_2_2B | {"layer_types": types})) == [
             (1, "grouped-query", 4096),
             (25, "grouped-query", None),
         ]
 
     def test_the_longest_sequence_grows_past_the_windows_on_its_full_layers_alone(self):
         """Gemma 3 4B: what 29 windows leave of 1 GiB goes to five layers, 20,480 B a token."""
-        size = kv_bytes(GEMMA_3_4B)
+        size = kv_bytes(known_configs.GEMMA_3_4B)
         memory = 2**30
         assert size.windowed is not None
 
@@ -227,7 +218,7 @@ class TestLayersWithoutKV:
 
     def test_only_one_layer_in_four_of_a_hybrid_keeps_kv(self):
         """The state of the others is constant: convolution in bfloat16, recurrence in float32."""
-        size = kv_bytes(HYBRID_27B)
+        size = kv_bytes(known_configs.HYBRID_27B)
         convolution = (2 * 16 * 128 + 32 * 128) * 4
         recurrence = 32 * 128 * 128
 
@@ -236,7 +227,7 @@ class TestLayersWithoutKV:
         assert size.whole.sequence_bytes(1000) == 1000 * 65_536 + size.state_bytes
 
     def test_the_interval_and_the_list_of_layer_types_say_the_same(self):
-        listed = HYBRID_35B_A3B["text_config"]
+        listed = known_configs.HYBRID_35B_A3B["text_config"]
         assert isinstance(listed, dict)
         by_interval = {k: v for k, v in listed.items() if k != "layer_types"}
 
@@ -263,7 +254,7 @@ class TestLayersWithoutKV:
         ]
 
     def test_gemma_3n_s_last_layers_read_the_kv_of_earlier_ones(self):
-        size = kv_bytes(GEMMA_3N_E4B)
+        size = kv_bytes(known_configs.GEMMA_3N_E4B)
 
         assert size.num_layers == 35
         assert (15, "shared KV", None) in kinds(size)
@@ -305,21 +296,21 @@ class TestDtypes:
         ],
     )
     def test_bytes_follow_the_dtype(self, dtype: str, bits: int):
-        assert kv_bytes(LLAMA_2_7B, dtype).token_bytes == 524_288 * bits // 16
+        assert kv_bytes(known_configs.LLAMA_2_7B, dtype).token_bytes == 524_288 * bits // 16
 
     def test_int8_adds_a_scale_for_the_key_and_the_value_of_each_head(self):
         """32 layers of 32 heads of 128: 132 bytes instead of 256, 1.94 times the tokens."""
-        assert kv_bytes(LLAMA_2_7B, "int8").token_bytes == 32 * 2 * 32 * (128 + 4)
+        assert kv_bytes(known_configs.LLAMA_2_7B, "int8").token_bytes == 32 * 2 * 32 * (128 + 4)
 
     def test_a_config_without_a_dtype_is_taken_for_float32_and_says_so(self):
-        size = kv_bytes(GPT2)
+        size = kv_bytes(known_configs.GPT2)
 
         assert size.dtype == "float32"
         assert any("no dtype" in note for note in size.notes)
-        assert kv_bytes(GPT2, "float32").notes == ()
+        assert kv_bytes(known_configs.GPT2, "float32").notes == ()
 
     def test_the_newer_key_is_read_too(self):
-        config = {k: v for k, v in LLAMA_2_7B.items() if k != "torch_dtype"}
+        config = {k: v for k, v in known_configs.LLAMA_2_7B.items() if k != "torch_dtype"}
 
         assert kv_bytes(config | {"dtype": "bfloat16"}).dtype == "bfloat16"
 
@@ -327,34 +318,37 @@ class TestDtypes:
         """As compressed-tensors and ModelOpt write it; weights in 4 bits change nothing."""
         scheme = {"kv_cache_scheme": {"num_bits": 8, "type": "float"}, "quant_method": "modelopt"}
 
-        size = kv_bytes(LLAMA_2_7B | {"quantization_config": scheme})
+        size = kv_bytes(known_configs.LLAMA_2_7B | {"quantization_config": scheme})
         assert (size.dtype, size.token_bytes) == ("fp8", 262_144)
         assert any("kv_cache_scheme" in note for note in size.notes)
         weights_only = {"bits": 4, "quant_method": "gptq"}
-        size = kv_bytes(LLAMA_2_7B | {"quantization_config": weights_only})
+        size = kv_bytes(known_configs.LLAMA_2_7B | {"quantization_config": weights_only})
         assert (size.dtype, size.token_bytes) == ("float16", 524_288)
 
     def test_a_quantised_kv_cache_leaves_states_as_they_are(self):
-        assert kv_bytes(HYBRID_27B, "fp8").state_bytes == kv_bytes(HYBRID_27B).state_bytes
-        assert kv_bytes(HYBRID_27B, "fp8").token_bytes == 65_536 // 2
+        assert (
+            kv_bytes(known_configs.HYBRID_27B, "fp8").state_bytes
+            == kv_bytes(known_configs.HYBRID_27B).state_bytes
+        )
+        assert kv_bytes(known_configs.HYBRID_27B, "fp8").token_bytes == 65_536 // 2
 
     def test_an_unknown_dtype_is_refused_with_the_known_ones(self):
         with pytest.raises(ConfigError, match=r"float12.*bfloat16"):
-            kv_bytes(LLAMA_2_7B, "float12")
+            kv_bytes(known_configs.LLAMA_2_7B, "float12")
 
 
 class TestMemory:
     """What fits."""
 
     def test_196_608_tokens_of_llama_3_fit_into_24_gib(self):
-        whole = kv_bytes(LLAMA_3_8B).whole
+        whole = kv_bytes(known_configs.LLAMA_3_8B).whole
 
         assert whole.longest_within(24 * 2**30) == 196_608
         assert whole.sequences_within(24 * 2**30, 1000) == 196
         assert whole.sequences_within(100, 1000) == 0
 
     def test_a_state_is_paid_before_the_first_token(self):
-        size = kv_bytes(HYBRID_27B)
+        size = kv_bytes(known_configs.HYBRID_27B)
 
         assert size.whole.longest_within(size.state_bytes + 3 * size.token_bytes) == 3
         assert size.whole.longest_within(size.state_bytes - 1) == 0
@@ -372,4 +366,4 @@ def test_a_bare_language_part_inside_another_model_has_its_own_family_s_defaults
 
 def test_equal_values_under_two_spellings_are_no_contradiction():
     """GLM's remote code writes both ``num_layers`` and ``num_hidden_layers``."""
-    assert kv_bytes(LLAMA_3_8B | {"num_layers": 32}).token_bytes == 131_072
+    assert kv_bytes(known_configs.LLAMA_3_8B | {"num_layers": 32}).token_bytes == 131_072

@@ -8,19 +8,7 @@ from itertools import takewhile
 from ostinato.engine.tiers.groups import tier_groups
 from ostinato.engine.tiers.open_tiers import OpenTiers
 from ostinato.runner.model_runner import ModelRunner
-from ostinato.tiers.port import (
-    Buffer,
-    Extent,
-    ExtentRef,
-    LoadFault,
-    LoadResult,
-    Namespace,
-    Prefix,
-    StoreResult,
-    TierListener,
-    TierReceipt,
-    TierStats,
-)
+from ostinato.tiers import port
 from ostinato.tiers.retention import ReuseClass
 
 
@@ -47,30 +35,30 @@ class MemoryTier:
     def __init__(self) -> None:
         self.blocks: dict[bytes, bytes] = {}
         self.salts: dict[bytes, tuple[bytes, ...]] = {}
-        self.namespaces: dict[bytes, Namespace] = {}
+        self.namespaces: dict[bytes, port.Namespace] = {}
         self.keep_until: dict[bytes, float] = {}
         self.refresh_s: dict[bytes, float] = {}
-        self.faults: dict[bytes, LoadFault] = {}
-        self.refusal: StoreResult | None = None
+        self.faults: dict[bytes, port.LoadFault] = {}
+        self.refusal: port.StoreResult | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.look_up_gate = threading.Event()
         self.look_up_gate.set()
         self.limit_bytes = self.num_looked_up = 0
-        self.uses: list[tuple[Prefix, ReuseClass]] = []
+        self.uses: list[tuple[port.Prefix, ReuseClass]] = []
         self.num_loads = 0
-        self.listener = TierListener()
+        self.listener = port.TierListener()
 
-    def opened(self, config: object, runner: ModelRunner, listener: TierListener) -> OpenTiers:
+    def opened(self, config: object, runner: ModelRunner, listener: port.TierListener) -> OpenTiers:
         """Stand in for the tiers that settings name."""
         self.listener = listener
         return OpenTiers(self, tier_groups(runner), 2**28)
 
-    def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
+    def look_up(self, prefix: port.Prefix, start: int) -> list[port.ExtentRef]:
         self.num_looked_up += 1
         self.look_up_gate.wait(10)
         size, digests = prefix.namespace.block_size, prefix.digests
-        refs, place = list[ExtentRef](), start // size
+        refs, place = list[port.ExtentRef](), start // size
         while place < len(digests):
             part = list(takewhile(self.blocks.__contains__, digests[place : place + 2]))
             if part:
@@ -80,9 +68,9 @@ class MemoryTier:
             place += max(1, len(part))
         return refs
 
-    def _ref(self, prefix: Prefix, place: int, part: list[bytes]) -> ExtentRef:
+    def _ref(self, prefix: port.Prefix, place: int, part: list[bytes]) -> port.ExtentRef:
         """Return a reference to consecutive blocks."""
-        return ExtentRef(
+        return port.ExtentRef(
             "disk",
             place * prefix.namespace.block_size,
             len(part),
@@ -93,20 +81,20 @@ class MemoryTier:
         )
 
     def load(
-        self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
-    ) -> LoadResult:
+        self, ref: port.ExtentRef, into: memoryview, num_blocks: int, deadline: float
+    ) -> port.LoadResult:
         self.gate.wait(10)
         self.num_loads += 1
         assert isinstance(ref.locator, list)
         for place, digest in enumerate(ref.locator[:num_blocks]):
             if digest in self.faults:
-                return LoadResult(place, self.faults[digest])
+                return port.LoadResult(place, self.faults[digest])
             if time.monotonic() > deadline:
-                return LoadResult(place, LoadFault.DEADLINE)
+                return port.LoadResult(place, port.LoadFault.DEADLINE)
             into[place * ref.block_bytes : (place + 1) * ref.block_bytes] = self.blocks[digest]
-        return LoadResult(num_blocks)
+        return port.LoadResult(num_blocks)
 
-    def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
+    def store(self, extents: Sequence[tuple[port.Extent, port.Buffer]]) -> list[port.StoreResult]:
         if self.refusal is not None:
             return [self.refusal] * len(extents)
         for extent, payload in extents:
@@ -118,32 +106,32 @@ class MemoryTier:
                 self.keep_until[digest] = extent.keep_until
                 self.refresh_s[digest] = extent.refresh_s
             self.listener.on_stored("disk", extent)
-        return [StoreResult.STORED] * len(extents)
+        return [port.StoreResult.STORED] * len(extents)
 
     def drop(self, digest: bytes) -> None:
         """Lose a block."""
         for known in (self.blocks, self.salts, self.namespaces, self.keep_until):
             del known[digest]
 
-    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
+    def lease(self, prefix: port.Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         known = [digest for digest in prefix.digests if digest in self.blocks]
         self.keep_until.update(dict.fromkeys(known, keep_until))
         self.refresh_s.update(dict.fromkeys(known, refresh_s))
         return len(known) * prefix.namespace.block_size
 
-    def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
+    def use(self, prefix: port.Prefix, reuse: ReuseClass) -> None:
         self.uses.append((prefix, reuse))
 
-    def erase(self, salt: bytes) -> list[TierReceipt]:
+    def erase(self, salt: bytes) -> list[port.TierReceipt]:
         gone = [digest for digest, salts in self.salts.items() if salt in salts]
         num_bytes = sum(len(self.blocks.pop(digest)) for digest in gone)
         for digest in gone:
             del self.salts[digest], self.namespaces[digest]
-        return [TierReceipt("disk", "memory", len(gone), num_bytes)]
+        return [port.TierReceipt("disk", "memory", len(gone), num_bytes)]
 
-    def stats(self) -> list[TierStats]:
+    def stats(self) -> list[port.TierStats]:
         limit, num = self.limit_bytes, len(self.blocks)
-        return [TierStats("disk", "memory", "on", num_blocks=num, limit_bytes=limit)]
+        return [port.TierStats("disk", "memory", "on", num_blocks=num, limit_bytes=limit)]
 
     def close(self) -> None:
         """Keep everything: the next engine finds it."""

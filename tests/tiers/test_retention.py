@@ -6,15 +6,8 @@ from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.testing.conformance_medium import conversation, get, payload, put
 from ostinato.testing.simulated_disk import SimulatedFolder
+from ostinato.tiers import retention
 from ostinato.tiers.disk import DiskOptions, DiskTier
-from ostinato.tiers.retention import (
-    UNKNOWN,
-    Retained,
-    ReuseClass,
-    choose_eviction,
-    remember_for_tier,
-    reuse_class,
-)
 from tests.support.tiny_cache import tiny_cache
 
 SMALL = DiskOptions(limit_bytes=64 * 1024, segment_bytes=8 * 1024)
@@ -31,8 +24,8 @@ class Forecast:
 
 
 def used(request_class, at_s=0.0):
-    item = Retained()
-    item.use(at_s, ReuseClass(Forecast(), request_class))
+    item = retention.Retained()
+    item.use(at_s, retention.ReuseClass(Forecast(), request_class))
     return item
 
 
@@ -43,11 +36,11 @@ def test_the_segment_with_least_worth_keeping_is_evicted_after_that_was_copied()
     content = {"A": [used(1) for _ in range(15)], "B": [*stale, root, tail, *others]}
     content |= {"newer": [used(0)], "newest": []}
     segments = {name: partial(list, items) for name, items in content.items()}
-    rank = partial(Retained.rank, now_s=10.0)
-    segment, kept = choose_eviction(segments, 20, 20, 10.0, rank)
+    rank = partial(retention.Retained.rank, now_s=10.0)
+    segment, kept = retention.choose_eviction(segments, 20, 20, 10.0, rank)
     assert segment == "B" and {*kept} == {root, tail, *others}
     assert kept.index(tail) == kept.index(root) + 1
-    assert choose_eviction(segments, 20, 1, 10.0, rank)[0] == "A", (
+    assert retention.choose_eviction(segments, 20, 1, 10.0, rank)[0] == "A", (
         "what is lost there is worth less"
     )
 
@@ -57,10 +50,10 @@ def test_what_a_policy_expects_back_outlives_what_was_used_later():
     for request_class, num_found in ((1, 4), (0, 0)):
         tier = DiskTier(SimulatedFolder(), SMALL)
         put(tier, conversation(1))
-        tier.use(conversation(1), ReuseClass(Forecast(), request_class))
+        tier.use(conversation(1), retention.ReuseClass(Forecast(), request_class))
         for number in range(100, 200):
             put(tier, conversation(number))
-            tier.use(conversation(number), ReuseClass(Forecast(), 0))
+            tier.use(conversation(number), retention.ReuseClass(Forecast(), 0))
         assert get(tier, conversation(1), start_block=4) == num_found
 
 
@@ -82,8 +75,8 @@ def test_a_tail_is_evicted_before_what_it_continues():
 
 def test_a_policy_that_learns_ranks_for_the_tier():
     policy = ReuseHazard(8, lambda: 0.0)
-    assert reuse_class(policy, RequestSummary(num_output_tokens=100)).forecast is policy
-    assert reuse_class(LeastRecentlyUsed(), RequestSummary()) is UNKNOWN
+    assert retention.reuse_class(policy, RequestSummary(num_output_tokens=100)).forecast is policy
+    assert retention.reuse_class(LeastRecentlyUsed(), RequestSummary()) is retention.UNKNOWN
 
 
 def test_a_policy_remembers_for_a_tier_what_its_own_pool_would_not():
@@ -92,7 +85,7 @@ def test_a_policy_remembers_for_a_tier_what_its_own_pool_would_not():
     policy = cache.manager.pool.shares.policy_of(b"")
     assert isinstance(policy, ReuseHazard)
     for num_disk_blocks, num_remembered in ((0, 32), (100, 256)):
-        remember_for_tier([policy, LeastRecentlyUsed()], num_disk_blocks)
+        retention.remember_for_tier([policy, LeastRecentlyUsed()], num_disk_blocks)
         for number in range(260):
             cache.serve(f"{number:04d}")
         assert policy.num_remembered_blocks == num_remembered

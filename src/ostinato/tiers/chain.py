@@ -3,18 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from ostinato.tiers.port import (
-    Buffer,
-    Extent,
-    ExtentRef,
-    KVTier,
-    LoadFault,
-    LoadResult,
-    Prefix,
-    StoreResult,
-    TierReceipt,
-    TierStats,
-)
+from ostinato.tiers import port
 from ostinato.tiers.retention import ReuseClass
 
 
@@ -23,19 +12,19 @@ class TierChain:
 
     name = "tiers"
 
-    def __init__(self, tiers: Sequence[KVTier]) -> None:
+    def __init__(self, tiers: Sequence[port.KVTier]) -> None:
         self.tiers = list(tiers)
         self._by_name = {tier.name: tier for tier in tiers}
         assert len(self._by_name) == len(self.tiers), "two tiers have one name"
 
-    def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
+    def look_up(self, prefix: port.Prefix, start: int) -> list[port.ExtentRef]:
         """Let each tier continue what those before it found.
 
         In a sparse namespace runs of several tiers may overlap; those of the fastest come first.
         """
         if prefix.namespace.is_sparse:
             return [ref for tier in self.tiers for ref in tier.look_up(prefix, start)]
-        refs, size = list[ExtentRef](), prefix.namespace.block_size
+        refs, size = list[port.ExtentRef](), prefix.namespace.block_size
         while start < prefix.num_blocks * size:
             answers = (tier.look_up(prefix, start) for tier in self.tiers)
             part = next(filter(None, answers), [])  # of the fastest tier that has any
@@ -47,33 +36,33 @@ class TierChain:
         return refs
 
     def load(
-        self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
-    ) -> LoadResult:
+        self, ref: port.ExtentRef, into: memoryview, num_blocks: int, deadline: float
+    ) -> port.LoadResult:
         """Load from the tier that found it."""
         tier = self._by_name.get(ref.tier)
         if tier is None:
-            return LoadResult(0, LoadFault.MISSING)
+            return port.LoadResult(0, port.LoadFault.MISSING)
         return tier.load(ref, into, num_blocks, deadline)
 
-    def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
+    def store(self, extents: Sequence[tuple[port.Extent, port.Buffer]]) -> list[port.StoreResult]:
         """Store to every tier; the result is ``stored`` where any of them did."""
         by_tier = [tier.store(extents) for tier in self.tiers]
         return [min(results, key=_RANK.index) for results in zip(*by_tier, strict=True)]
 
-    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
+    def lease(self, prefix: port.Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         """Lease in every tier; returns the most tokens of any."""
         return max(tier.lease(prefix, keep_until, refresh_s) for tier in self.tiers)
 
-    def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
+    def use(self, prefix: port.Prefix, reuse: ReuseClass) -> None:
         """Record a use in every tier."""
         for tier in self.tiers:
             tier.use(prefix, reuse)
 
-    def erase(self, salt: bytes) -> list[TierReceipt]:
+    def erase(self, salt: bytes) -> list[port.TierReceipt]:
         """Erase from every tier."""
         return list(chain.from_iterable(tier.erase(salt) for tier in self.tiers))
 
-    def stats(self) -> list[TierStats]:
+    def stats(self) -> list[port.TierStats]:
         """State and counts of every tier."""
         return list(chain.from_iterable(tier.stats() for tier in self.tiers))
 
@@ -83,4 +72,4 @@ class TierChain:
             tier.close()
 
 
-_RANK = list(StoreResult)
+_RANK = list(port.StoreResult)

@@ -26,26 +26,8 @@ from ostinato.engine.loop.trace_writer import TraceWriter
 from ostinato.sched.sequence import Sequence
 from ostinato.settings import PrefixCacheConfig
 from ostinato.tenants.terms import LeaseId, LeaseTerms
+from ostinato.traces import format as trace
 from ostinato.traces.anonymizer import ChainedHash, TokenHasher
-from ostinato.traces.format import (
-    VERSION,
-    Added,
-    AnyEvent,
-    CacheReset,
-    Cancelled,
-    Ended,
-    Erased,
-    Failed,
-    Header,
-    Image,
-    Leased,
-    LeaseEnded,
-    NewEpoch,
-    Published,
-    SequenceEnd,
-    Steps,
-    Stopped,
-)
 
 STEPS_PER_LINE = 128
 """Steps that share a line, if nothing else happens between them."""
@@ -136,8 +118,8 @@ class Recorder:
         self._start_us = self._now_us = self.clock.freeze()
         names = self._names
         tenant_shares = {names.salt(t).encode(): share for t, share in cache.tenant_shares.items()}
-        header = Header(
-            version=VERSION,
+        header = trace.Header(
+            version=trace.VERSION,
             cache=replace(cache, tenant_shares=tenant_shares),
             start_us=self._start_us,
             unix_s=time.time(),
@@ -170,10 +152,10 @@ class Recorder:
         arrival_us = int(arrival_s * 1_000_000) - self._start_us
         step, at_us, chains = self._num_steps, self._at_us, self._chains
 
-        def line() -> Added:
+        def line() -> trace.Added:
             chain = self._names.prompt(request.prompt_token_ids, request.images)
             chains[number] = chain
-            return Added(
+            return trace.Added(
                 step=step,
                 at_us=at_us,
                 request=number,
@@ -185,7 +167,8 @@ class Recorder:
                 head=self._names.public_prefix(request.identity),
                 epoch=request.identity.epoch,
                 images=tuple(
-                    Image(self._names.name(i.digest), i.start, i.length) for i in request.images
+                    trace.Image(self._names.name(i.digest), i.start, i.length)
+                    for i in request.images
                 ),
                 n=request.params.n,
                 max_tokens=request.params.max_tokens,
@@ -215,7 +198,7 @@ class Recorder:
     def on_failed(self) -> None:
         """Record that the step failed, at the time of the last tick."""
         step, times_us = self._num_steps, (self._times.pop(), self._at_us)
-        self._put(lambda: Failed(step=step, times_us=times_us))
+        self._put(lambda: trace.Failed(step=step, times_us=times_us))
         self._num_steps += 1
 
     @_never_raises
@@ -231,7 +214,7 @@ class Recorder:
         live = self._live.get(request_id)
         if live is not None:
             live.sequences |= {sequence.index: sequence for sequence in sequences}
-            self._put_at(partial(Cancelled, request=live.number))
+            self._put_at(partial(trace.Cancelled, request=live.number))
             self.on_ended(request_id)
 
     @_never_raises
@@ -245,16 +228,16 @@ class Recorder:
         first = members[0] if members else None
         outputs = [(m.output, _reason(m), isinstance(m.stop_reason, str)) for m in members]
 
-        def line() -> Ended:
+        def line() -> trace.Ended:
             chain = chains.pop(live.number)
-            return Ended(
+            return trace.Ended(
                 step=step,
                 at_us=at_us,
                 request=live.number,
                 cached=first.num_shared_tokens + first.num_copied_tokens if first else 0,
                 copied=first.num_copied_tokens if first else 0,
                 was_admitted=first is not None and first.first_planned_s is not None,
-                sequences=tuple(SequenceEnd(chain.continued(o), r, s) for o, r, s in outputs),
+                sequences=tuple(trace.SequenceEnd(chain.continued(o), r, s) for o, r, s in outputs),
             )
 
         self._put(line)
@@ -262,18 +245,20 @@ class Recorder:
     @_never_raises
     def on_reset(self, preempted: bool) -> None:
         """Record a reset of the cache."""
-        self._put_at(partial(CacheReset, preempted=preempted))
+        self._put_at(partial(trace.CacheReset, preempted=preempted))
 
     @_never_raises
     def on_new_epoch(self) -> None:
         """Record that the weights were changed."""
-        self._put_at(NewEpoch)
+        self._put_at(trace.NewEpoch)
 
     @_never_raises
     def on_erased(self, tenant: bytes) -> None:
         """Record that a tenant was erased."""
         self._put_at(
-            lambda step, at_us: Erased(step=step, at_us=at_us, tenant=self._names.salt(tenant))
+            lambda step, at_us: trace.Erased(
+                step=step, at_us=at_us, tenant=self._names.salt(tenant)
+            )
         )
 
     @_never_raises
@@ -281,7 +266,7 @@ class Recorder:
         """Record that a lease of a prefix was requested."""
         tokens: array[int] = key.tokens[:]
         self._put_at(
-            lambda step, at_us: Leased(
+            lambda step, at_us: trace.Leased(
                 step=step,
                 at_us=at_us,
                 lease=lease_id,
@@ -297,7 +282,7 @@ class Recorder:
     def on_published(self, key: PrefixKey) -> None:
         """Record that publication of a prefix was requested."""
         self._put_at(
-            lambda step, at_us: Published(
+            lambda step, at_us: trace.Published(
                 step=step,
                 at_us=at_us,
                 prefix=bytes(self._names.prompt(key.tokens, key.images).names),
@@ -308,21 +293,21 @@ class Recorder:
     @_never_raises
     def on_lease_ended(self, lease_id: LeaseId) -> None:
         """Record that a lease ended."""
-        self._put_at(partial(LeaseEnded, lease=lease_id))
+        self._put_at(partial(trace.LeaseEnded, lease=lease_id))
 
     @_never_raises
     def _record_stop(self) -> None:
-        self._put_at(Stopped)
+        self._put_at(trace.Stopped)
 
     @property
     def _at_us(self) -> int:
         return self._now_us - self._start_us
 
-    def _put_at(self, event: Callable[..., AnyEvent]) -> None:
+    def _put_at(self, event: Callable[..., trace.AnyEvent]) -> None:
         """Queue an event at the current step and time."""
         self._put(partial(event, step=self._num_steps, at_us=self._at_us))
 
-    def _put(self, line: Callable[[], AnyEvent]) -> None:
+    def _put(self, line: Callable[[], trace.AnyEvent]) -> None:
         """Queue a line, after the steps that ran before it."""
         assert self._writer is not None
         self._put_steps()
@@ -334,7 +319,7 @@ class Recorder:
         whole = len(self._times) // 2 * 2
         if whole:
             times, self._times = tuple(self._times[:whole]), self._times[whole:]
-            event = Steps(step=self._num_steps - whole // 2, times_us=times)
+            event = trace.Steps(step=self._num_steps - whole // 2, times_us=times)
             self._writer.put(lambda: event)
 
     def _end(self) -> None:

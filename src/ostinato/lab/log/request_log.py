@@ -19,18 +19,9 @@ from typing import Any
 
 from ostinato.core.tokens import pack_tokens
 from ostinato.errors import BrokenTrace, TokenOutOfRange
+from ostinato.lab.log import request_envelope as envelope
 from ostinato.lab.log.lines import BrokenLine, ItemT, OnBroken, iter_lines
 from ostinato.lab.log.logged_prompt import Block, Message, Prompt
-from ostinato.lab.log.request_envelope import (
-    TENANTS,
-    TIMES,
-    USERS,
-    find_body,
-    find_response,
-    first_text,
-    load_json,
-    seconds_of,
-)
 from ostinato.lab.log.request_formats import read_prompts, read_reply
 from ostinato.lab.log.request_spans import records_of
 
@@ -192,9 +183,9 @@ def _requests_of(
     whole: dict[str, Any], number: int, ignored: Collection[str]
 ) -> list[LoggedRequest]:
     """Read the requests of an object around a body."""
-    around = find_body(whole)
+    around = envelope.find_body(whole)
     body = around[-1]
-    response = find_response(whole, ignored)
+    response = envelope.find_response(whole, ignored)
     limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens",
                                           "max_output_tokens"))  # fmt: skip
     limit = next((n for n in limits if isinstance(n, int) and not isinstance(n, bool)), None)
@@ -205,10 +196,12 @@ def _requests_of(
         LoggedRequest(
             number,
             prompt,
-            first_text(around[::-1], ("model", "modelId")),
-            seconds_of(next((o[n] for o in around for n in TIMES if o.get(n) is not None), None)),
-            first_text(around, TENANTS),
-            first_text(users, (*USERS, "user_id")),
+            envelope.first_text(around[::-1], ("model", "modelId")),
+            envelope.seconds_of(
+                next((o[n] for o in around for n in envelope.TIMES if o.get(n) is not None), None)
+            ),
+            envelope.first_text(around, envelope.TENANTS),
+            envelope.first_text(users, (*envelope.USERS, "user_id")),
             read_reply(response) if response else (),
             limit,
             str(response.get("id") or "") if is_response else "",
@@ -304,7 +297,7 @@ def _num_letters(messages: Sequence[Message]) -> int:
 
 def _object(record: bytes | str) -> dict[str, Any]:
     try:
-        whole = load_json(record)
+        whole = envelope.load_json(record)
     except UnicodeDecodeError as error:
         raise BrokenTrace(f"it is not valid UTF-8 at byte {error.start}") from error
     except ValueError as error:

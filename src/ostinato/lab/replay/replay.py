@@ -29,22 +29,8 @@ from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.traces.recording import Recording
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.tenants.terms import LeaseId, LeaseTerms
+from ostinato.traces import format as trace
 from ostinato.traces.anonymizer import unpack_names
-from ostinato.traces.format import (
-    Added,
-    AnyEvent,
-    CacheReset,
-    Cancelled,
-    Ended,
-    Erased,
-    Failed,
-    Leased,
-    LeaseEnded,
-    NewEpoch,
-    Published,
-    SequenceEnd,
-    Steps,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,52 +105,52 @@ class Replay:
             self._do(event)
         return [self._compare(added) for added in self.recording.added]
 
-    def _do(self, event: AnyEvent) -> None:
+    def _do(self, event: trace.AnyEvent) -> None:
         """Replay one event."""
         match event:
-            case Added():
+            case trace.Added():
                 self._add(event)
-            case Steps():
+            case trace.Steps():
                 times = event.times_us
                 for begun, ended in zip(times[::2], times[1::2], strict=True):
                     self._step(begun, ended)
-            case Failed():
+            case trace.Failed():
                 self._fail(*event.times_us)
             case _:
-                if not isinstance(event, Ended):
+                if not isinstance(event, trace.Ended):
                     self._at(event.at_us)
                     self._administer(event)
 
-    def _administer(self, event: AnyEvent) -> None:
+    def _administer(self, event: trace.AnyEvent) -> None:
         """Replay what happened between steps."""
         admin = self.cache.admin
         match event:
-            case Cancelled():
+            case trace.Cancelled():
                 self._note(self.scheduler.cancel(_name(event.request)))
-            case CacheReset():
+            case trace.CacheReset():
                 if event.preempted:
                     self.scheduler.preempt_all()
                 admin.reset()
-            case NewEpoch():
+            case trace.NewEpoch():
                 admin.new_epoch()
-            case Erased():
+            case trace.Erased():
                 admin.erase(event.tenant.encode())
-            case Leased():
+            case trace.Leased():
                 key = self._prefix(event)
                 receipt = admin.lease(key, LeaseTerms(event.ttl_s, event.refresh_on_hit))
                 if event.lease is not None and receipt.lease_id is not None:
                     self._leases[event.lease] = receipt.lease_id
-            case Published():
+            case trace.Published():
                 admin.publish(self._prefix(event))
-            case LeaseEnded():
+            case trace.LeaseEnded():
                 if event.lease in self._leases:
                     admin.end_lease(self._leases.pop(event.lease))
 
-    def _prefix(self, event: Leased | Published) -> PrefixKey:
+    def _prefix(self, event: trace.Leased | trace.Published) -> PrefixKey:
         own = Identity(epoch=self.cache.manager.epoch, tenant=event.tenant.encode())
         return PrefixKey(_after_public(own, event.head), unpack_names(event.prefix))
 
-    def _add(self, event: Added) -> None:
+    def _add(self, event: trace.Added) -> None:
         self._at(event.at_us)
         end = self._ended.get(event.request)
         sequences = () if end is None else end.sequences
@@ -207,7 +193,7 @@ class Replay:
             if sequence.index == 0:
                 self._leaders[int(sequence.request.request_id)] = sequence
 
-    def _compare(self, added: Added) -> ReplayedRequest:
+    def _compare(self, added: trace.Added) -> ReplayedRequest:
         end, leader = self._ended.get(added.request), self._leaders.get(added.request)
         recorded = replayed = None
         if end is not None and end.was_admitted:
@@ -224,9 +210,9 @@ class _RecordedAnswers:
 
     def __init__(self) -> None:
         self._next_id = 0
-        self._outputs: dict[SequenceId, tuple[array[int], SequenceEnd]] = {}
+        self._outputs: dict[SequenceId, tuple[array[int], trace.SequenceEnd]] = {}
 
-    def expect(self, n: int, sequences: tuple[SequenceEnd, ...]) -> None:
+    def expect(self, n: int, sequences: tuple[trace.SequenceEnd, ...]) -> None:
         """Add the answers of a request that was just added: sequences are numbered in order."""
         for index, sequence in enumerate(sequences):
             number = SequenceId(self._next_id + index)
@@ -248,7 +234,7 @@ class _RecordedAnswers:
 
     def _token(self, number: SequenceId, place: int) -> SampledToken:
         """Return the recorded token; after the last one, an unknown one or the recorded error."""
-        output, end = self._outputs.get(number, (array("I"), SequenceEnd(b"", "live")))
+        output, end = self._outputs.get(number, (array("I"), trace.SequenceEnd(b"", "live")))
         if place < len(output):
             return SampledToken(output[place])
         error = "nothing could be sampled" if end.reason == FinishReason.ERROR else ""
@@ -264,7 +250,7 @@ class _RecordedAnswers:
         return end.by_string and sequence.num_output_tokens >= len(output)
 
 
-def _request(event: Added, sequences: tuple[SequenceEnd, ...]) -> Request:
+def _request(event: trace.Added, sequences: tuple[trace.SequenceEnd, ...]) -> Request:
     """Return a request that ends where the recorded one did."""
     stops = {
         unpack_names(end.output)[-1]
@@ -289,7 +275,7 @@ def _request(event: Added, sequences: tuple[SequenceEnd, ...]) -> Request:
     )
 
 
-def _identity(event: Added) -> Identity:
+def _identity(event: trace.Added) -> Identity:
     adapter, start = event.adapter.encode(), event.adapter_start
     own = Identity(
         epoch=event.epoch, adapter=b"" if start else adapter, tenant=event.tenant.encode()

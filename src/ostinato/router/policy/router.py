@@ -12,6 +12,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.setting import check_settings, setting
 from ostinato.former_names import accept_old_names
 from ostinato.plugins.loading import is_plugin
+from ostinato.router.policy import policies
 from ostinato.router.policy.cache_state import CacheState
 from ostinato.router.policy.decision import (
     Candidate,
@@ -27,24 +28,15 @@ from ostinato.router.policy.evidence import Hits
 from ostinato.router.policy.load import Assigned, Prices, ReturnTimes
 from ostinato.router.policy.lookup import Steps, WorkerPrefix, exhaust, expect, look_up
 from ostinato.router.policy.plugged import make_policy
-from ostinato.router.policy.policies import (
-    Choice,
-    Fleet,
-    LeastLoaded,
-    Policy,
-    PrefixHash,
-    RoundRobin,
-    SessionAffinity,
-)
 from ostinato.router.policy.prefix_tree import PrefixTree
 from ostinato.router.policy.worker import Worker
 
-_POLICIES: dict[str, type[Policy]] = {
+_POLICIES: dict[str, type[policies.Policy]] = {
     "cache_state": CacheState,
-    "prefix_hash": PrefixHash,
-    "session": SessionAffinity,
-    "least_loaded": LeastLoaded,
-    "round_robin": RoundRobin,
+    "prefix_hash": policies.PrefixHash,
+    "session": policies.SessionAffinity,
+    "least_loaded": policies.LeastLoaded,
+    "round_robin": policies.RoundRobin,
 }
 POLICIES = tuple(_POLICIES)
 """Names of policies, the default first."""
@@ -92,7 +84,7 @@ class Router:
 
     def __init__(self, config: RouterConfig | None = None) -> None:
         self.config = config or RouterConfig()
-        self.policy: Policy = make_policy(self.config.policy, _POLICIES)
+        self.policy: policies.Policy = make_policy(self.config.policy, _POLICIES)
         self._tree = PrefixTree(self.config.max_tracked_tokens, self._on_evict)
         self._workers: dict[str, Worker] = {}
         self._by_bit: dict[int, Worker] = {}
@@ -190,7 +182,7 @@ class Router:
         options = yield from self._look_up(request, now, exclude)
         if not options:
             return None
-        fleet = Fleet([x.candidate for x in options], [x.worker.load for x in options])
+        fleet = policies.Fleet([x.candidate for x in options], [x.worker.load for x in options])
         choice = self.policy.choose(request, fleet)
         decision, work = self._assign(request, now, options, choice)
         try:
@@ -326,7 +318,7 @@ class Router:
         return fmean(prices) if prices else 1.0
 
     def _assign(
-        self, request: RouteRequest, now: float, options: Sequence[_Option], choice: Choice
+        self, request: RouteRequest, now: float, options: Sequence[_Option], choice: policies.Choice
     ) -> tuple[Decision, Assigned]:
         for option, score in zip(options, choice.scores, strict=False):
             option.candidate.score = score

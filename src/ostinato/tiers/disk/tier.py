@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
+from ostinato.tiers import port
 from ostinato.tiers.disk.health import DiskHealth
 from ostinato.tiers.disk.index import ExtentIndex, start_of
 from ostinato.tiers.disk.limits import DiskOptions
@@ -24,18 +25,6 @@ from ostinato.tiers.disk.segments import Record, Segment
 from ostinato.tiers.encryption.sealing import Sealing
 from ostinato.tiers.encryption.tenant_keys import KeyFile, folder_secret
 from ostinato.tiers.folder import Folder, LocalFolder
-from ostinato.tiers.port import (
-    Buffer,
-    Extent,
-    ExtentRef,
-    LoadFault,
-    LoadResult,
-    Prefix,
-    StoreResult,
-    TierListener,
-    TierReceipt,
-    TierStats,
-)
 from ostinato.tiers.record import ALIGNMENT, record_bytes
 from ostinato.tiers.retention import ReuseClass
 
@@ -75,7 +64,7 @@ class DiskTier:
         folder: str | Path | Folder,
         options: DiskOptions,
         clock: Callable[[], float] = time.time,
-        listener: TierListener | None = None,
+        listener: port.TierListener | None = None,
         name: str = "disk",
     ) -> None:
         self.name = name
@@ -84,7 +73,7 @@ class DiskTier:
         self._options, self._clock = options, clock
         self._setting = f"kv_disk={self._folder.path!r}" if name == "disk" else "kv_host_bytes"
         self._health = DiskHealth(self._setting)
-        self._index, self._listener = ExtentIndex(), listener or TierListener()
+        self._index, self._listener = ExtentIndex(), listener or port.TierListener()
         self._writing, self._counting = threading.RLock(), threading.Lock()
         self._stores, self._loads = Counter[str](), Counter[str]()
         self._loaded_bytes = 0
@@ -135,45 +124,45 @@ class DiskTier:
         secret = self._options.secret or folder_secret(self._folder, has_keys=bool(keys.names))
         return Sealing(secret, keys)
 
-    def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
+    def look_up(self, prefix: port.Prefix, start: int) -> list[port.ExtentRef]:
         """Find stored blocks that continue a prefix, without disk reads; see ``KVTier``."""
         if self._health.state == "off":
             return []
         block, size = start // prefix.namespace.block_size, prefix.namespace.block_bytes
-        key, refs = self._key(prefix), list[ExtentRef]()
+        key, refs = self._key(prefix), list[port.ExtentRef]()
         step = max(1, READ_BYTES // size)
         for match in self._index.all_matches(prefix, block):
             record, first, count = match
             start = start_of(match) * prefix.namespace.block_size
             for skipped in range(0, count, step):
                 where, part = _Locator(record, first + skipped, key), min(step, count - skipped)
-                refs.append(ExtentRef(self.name, start, part, size, where, *record.lease[1:]))
+                refs.append(port.ExtentRef(self.name, start, part, size, where, *record.lease[1:]))
                 start += part * prefix.namespace.block_size
         if refs:
             self._index.use(prefix, start // prefix.namespace.block_size, self._clock())
         return refs
 
     def load(
-        self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
-    ) -> LoadResult:
+        self, ref: port.ExtentRef, into: memoryview, num_blocks: int, deadline: float
+    ) -> port.LoadResult:
         """Read and verify blocks; see ``KVTier``."""
         assert isinstance(ref.locator, _Locator), "a reference of another tier"
         segment, done, fault = ref.locator.record.segment, 0, None
         while done < min(num_blocks, ref.num_blocks) and fault is None:
             if segment is None:
-                fault = LoadFault.STALE
+                fault = port.LoadFault.STALE
             elif time.monotonic() > deadline:
-                fault = LoadFault.DEADLINE
+                fault = port.LoadFault.DEADLINE
             else:
                 place = into[done * ref.block_bytes : (done + 1) * ref.block_bytes]
                 fault = self._read(segment, ref.locator, done, place)
                 done += fault is None
         if ref.locator.record.erased:
-            done, fault = 0, LoadFault.STALE
+            done, fault = 0, port.LoadFault.STALE
         self._count_load(ref.locator, done, fault, done * ref.block_bytes)
-        return LoadResult(done, fault)
+        return port.LoadResult(done, fault)
 
-    def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
+    def store(self, extents: Sequence[tuple[port.Extent, port.Buffer]]) -> list[port.StoreResult]:
         """Store extents as one group; see ``KVTier``."""
         with self._writing:
             ends = {id(x.prefix): (x.prefix, x.end_block) for x, _ in extents}
@@ -181,7 +170,7 @@ class DiskTier:
             for prefix, end in ends.values():  # keep what they continue
                 used_s = self._index.use(prefix, end, self._clock())
             if not self._health.may_write():
-                results = [StoreResult(self._health.state)] * len(extents)
+                results = [port.StoreResult(self._health.state)] * len(extents)
             else:
                 results = self._store_group(extents, used_s)
             self._stores.update(results)
@@ -189,14 +178,16 @@ class DiskTier:
             return results
 
     def _report(
-        self, extents: Sequence[tuple[Extent, Buffer]], results: Sequence[StoreResult]
+        self,
+        extents: Sequence[tuple[port.Extent, port.Buffer]],
+        results: Sequence[port.StoreResult],
     ) -> None:
         self._listener.on_removed(self.name, self._index.pop_removed())
         for (extent, _), result in zip(extents, results, strict=True):
-            if result in (StoreResult.STORED, StoreResult.PRESENT):
+            if result in (port.StoreResult.STORED, port.StoreResult.PRESENT):
                 self._listener.on_stored(self.name, extent)
 
-    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
+    def lease(self, prefix: port.Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         """Set the lease of the stored blocks of a prefix; see ``KVTier``."""
         with self._writing:
             self._key(prefix)
@@ -210,11 +201,11 @@ class DiskTier:
                 return 0
             return sum(count for *_, count in matches) * prefix.namespace.block_size
 
-    def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
+    def use(self, prefix: port.Prefix, reuse: ReuseClass) -> None:
         """Record which request used a prefix last; see ``KVTier``."""
         self._index.use(prefix, prefix.num_blocks, self._clock(), reuse)
 
-    def erase(self, salt: bytes) -> list[TierReceipt]:
+    def erase(self, salt: bytes) -> list[port.TierReceipt]:
         """Hide a tenant's records, destroy its keys and overwrite the records; see ``KVTier``.
 
         Segments without other records are removed. Stores go on between two segments.
@@ -238,12 +229,14 @@ class DiskTier:
                 is_complete = False
                 self._health.write_failed(error)
         where, num_bytes = self._folder.path, counts["bytes"]
-        return [TierReceipt(self.name, where, num_extents, num_bytes, counts["keys"], is_complete)]
+        return [
+            port.TierReceipt(self.name, where, num_extents, num_bytes, counts["keys"], is_complete)
+        ]
 
-    def stats(self) -> list[TierStats]:
+    def stats(self) -> list[port.TierStats]:
         """State and counts; see ``KVTier``. Does not wait for a running store."""
         return [
-            TierStats(
+            port.TierStats(
                 tier=self.name,
                 where=self._folder.path,
                 state=self._health.state,
@@ -268,7 +261,7 @@ class DiskTier:
             self._health.turn_off(CLOSED)
             self._folder.close()
 
-    def _key(self, prefix: Prefix) -> bytes | None:
+    def _key(self, prefix: port.Prefix) -> bytes | None:
         """Return the tenant's key, and open its records that were read without it."""
         key = self._sealing.key(prefix, create=False)
         if key is not None:
@@ -277,27 +270,29 @@ class DiskTier:
 
     def _read(
         self, segment: Segment, where: _Locator, index: int, into: memoryview
-    ) -> LoadFault | None:
+    ) -> port.LoadFault | None:
         try:
             block = where.first + index
             fault = where.record.read_block(segment.file, block, where.key, into)
         except OSError as error:
             self._health.read_failed(error, segment.name, len(self._log.segments))
-            return LoadFault.IO
+            return port.LoadFault.IO
         self._health.read_succeeded()
         return fault
 
-    def _count_load(self, where: _Locator, done: int, fault: LoadFault | None, size: int) -> None:
-        if fault in (LoadFault.SHORT, LoadFault.CHECKSUM, LoadFault.IO):
+    def _count_load(
+        self, where: _Locator, done: int, fault: port.LoadFault | None, size: int
+    ) -> None:
+        if fault in (port.LoadFault.SHORT, port.LoadFault.CHECKSUM, port.LoadFault.IO):
             self._index.remove(where.record, where.first + done)
         with self._counting:
             self._loads[fault or "ok"] += 1
             self._loaded_bytes += size
 
     def _store_group(
-        self, extents: Sequence[tuple[Extent, Buffer]], used_s: float
-    ) -> list[StoreResult]:
-        results = list[StoreResult]()
+        self, extents: Sequence[tuple[port.Extent, port.Buffer]], used_s: float
+    ) -> list[port.StoreResult]:
+        results = list[port.StoreResult]()
         try:
             for extent, payload in extents:
                 results.append(self._stage(extent, payload, used_s))
@@ -305,13 +300,13 @@ class DiskTier:
         except OSError as error:
             self._log.rollback()
             self._health.write_failed(error)
-            refused = StoreResult(self._health.state)
-            done = [x if x is not StoreResult.STORED else refused for x in results]
+            refused = port.StoreResult(self._health.state)
+            done = [x if x is not port.StoreResult.STORED else refused for x in results]
             return done + [refused] * (len(extents) - len(done))
         self._health.write_succeeded()
         return results
 
-    def _stage(self, extent: Extent, payload: Buffer, used_s: float) -> StoreResult:
+    def _stage(self, extent: port.Extent, payload: port.Buffer, used_s: float) -> port.StoreResult:
         """Append the blocks of an extent that are not stored yet."""
         assert len(payload) == extent.payload_bytes, "a payload is all of its extent's blocks"
         key = self._key(extent.prefix)
@@ -320,22 +315,22 @@ class DiskTier:
             shorter = [x for x, *_ in present if x.keep_until < extent.keep_until]
             self._log.lease(shorter, extent.keep_until, extent.refresh_s)
             if skipped >= extent.num_blocks:
-                return StoreResult.PRESENT
+                return port.StoreResult.PRESENT
             size = extent.prefix.namespace.block_bytes
             payload = memoryview(payload)[skipped * size :]
             first, count = extent.first_block + skipped, extent.num_blocks - skipped
             extent = replace(extent, first_block=first, num_blocks=count)
         size = record_bytes(extent, sealed=self._sealing.on)
         if size > self._log.max_segment_bytes - ALIGNMENT:
-            return StoreResult.TOO_LARGE
+            return port.StoreResult.TOO_LARGE
         if not self._log.budget.allows(size):
-            return StoreResult.BUDGET
+            return port.StoreResult.BUDGET
         if self._sealing.on and key is None:
             key = self._sealing.key(extent.prefix, create=True)
             if key is None:  # another secret wrapped it
-                return StoreResult.READ_ONLY
+                return port.StoreResult.READ_ONLY
         try:
             self._log.append(extent, payload, self._sealing.names(extent.prefix), key, used_s)
         except LogFull:
-            return StoreResult.FULL
-        return StoreResult.STORED
+            return port.StoreResult.FULL
+        return port.StoreResult.STORED

@@ -17,21 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from ostinato.tiers import port
 from ostinato.tiers.byte_store import ByteStore, CommandRefused, StoreError
 from ostinato.tiers.encryption.sealing import Sealing
 from ostinato.tiers.encryption.tenant_keys import StoredKeys
-from ostinato.tiers.port import (
-    Buffer,
-    Extent,
-    ExtentRef,
-    LoadFault,
-    LoadResult,
-    Prefix,
-    StoreResult,
-    TierListener,
-    TierReceipt,
-    TierStats,
-)
 from ostinato.tiers.record import encode, record_bytes
 from ostinato.tiers.remote.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.remote.places import RECORDS, delete_all, with_marks
@@ -90,9 +79,9 @@ class RemoteTier:
         self,
         store: ByteStore,
         options: RemoteOptions | None = None,
-        listener: TierListener | None = None,
+        listener: port.TierListener | None = None,
     ) -> None:
-        self._listener = listener or TierListener()
+        self._listener = listener or port.TierListener()
         self._store, self._options = store, options or RemoteOptions()
         keys = StoredKeys(store, KEYS) if self._options.sealed else None
         self._sealing = Sealing(self._options.secret, keys, remember=False)
@@ -105,20 +94,22 @@ class RemoteTier:
         self._closed = False
         self._writable_s = 0.0
 
-    def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
+    def look_up(self, prefix: port.Prefix, start: int) -> list[port.ExtentRef]:
         """Find stored blocks that continue a prefix; see ``KVTier``."""
         block = start // prefix.namespace.block_size
         matches = self._attempt(lambda: self._search(prefix).run(block))
-        refs = list[ExtentRef]()
+        refs = list[port.ExtentRef]()
         for where, count in matches or ():
             size = prefix.namespace.block_bytes
             start = where.place_of_first * prefix.namespace.block_size
-            refs.append(ExtentRef(self.name, start, count, size, where, *where.header.lease[1:]))
+            refs.append(
+                port.ExtentRef(self.name, start, count, size, where, *where.header.lease[1:])
+            )
         return refs
 
     def load(
-        self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
-    ) -> LoadResult:
+        self, ref: port.ExtentRef, into: memoryview, num_blocks: int, deadline: float
+    ) -> port.LoadResult:
         """Read and verify blocks; see ``KVTier``."""
         assert isinstance(ref.locator, RemoteExtent), "a reference of another tier"
         where, done, fault = ref.locator, 0, None
@@ -127,30 +118,30 @@ class RemoteTier:
         while done < num_blocks and fault is None:
             count = min(step, num_blocks - done)
             answer = self._read(where, done, count, deadline)
-            if isinstance(answer, LoadFault):
+            if isinstance(answer, port.LoadFault):
                 fault = answer
             else:
                 place = into[done * ref.block_bytes : (done + count) * ref.block_bytes]
                 good, fault = verify(where, done, answer, place)
                 done += good
-        if fault in (LoadFault.CHECKSUM, LoadFault.SHORT):
+        if fault in (port.LoadFault.CHECKSUM, port.LoadFault.SHORT):
             self._attempt(lambda: self._store.delete([where.place]))
         with self._counting:
             self._loads[fault or "ok"] += 1
             self._loaded_bytes += done * ref.block_bytes
-        return LoadResult(done, fault)
+        return port.LoadResult(done, fault)
 
-    def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
+    def store(self, extents: Sequence[tuple[port.Extent, port.Buffer]]) -> list[port.StoreResult]:
         """Store extents; see ``KVTier``. Each becomes visible on its own."""
         results = [self._store_one(extent, payload) for extent, payload in extents]
         with self._counting:
             self._stores.update(results)
         for (extent, _), result in zip(extents, results, strict=True):
-            if result in (StoreResult.STORED, StoreResult.PRESENT):
+            if result in (port.StoreResult.STORED, port.StoreResult.PRESENT):
                 self._listener.on_stored(self.name, extent)
         return results
 
-    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
+    def lease(self, prefix: port.Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         """Extend the time to live of a prefix's extents; see ``KVTier``."""
         ttl = max(self._options.ttl_s, keep_until - time.time())
         names = self._sealing.names(prefix)
@@ -164,10 +155,10 @@ class RemoteTier:
 
         return (self._attempt(extend) or 0) * prefix.namespace.block_size
 
-    def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
+    def use(self, prefix: port.Prefix, reuse: ReuseClass) -> None:
         """Do nothing: the server evicts by its own policy."""
 
-    def erase(self, salt: bytes) -> list[TierReceipt]:
+    def erase(self, salt: bytes) -> list[port.TierReceipt]:
         """Destroy a tenant's keys and delete its records; see ``KVTier``."""
         num_keys = num_extents = num_bytes = 0
         complete = True
@@ -178,16 +169,16 @@ class RemoteTier:
             complete = False
             self._failed(str(error))
         where = self._store.where
-        return [TierReceipt(self.name, where, num_extents, num_bytes, num_keys, complete)]
+        return [port.TierReceipt(self.name, where, num_extents, num_bytes, num_keys, complete)]
 
-    def stats(self) -> list[TierStats]:
+    def stats(self) -> list[port.TierStats]:
         """State and counts; see ``KVTier``."""
         is_read_only = time.monotonic() < self._writable_s
         state = "read-only" if is_read_only else "on"
         state = "off" if self._closed or self._breaker.is_open else state
         with self._counting:
             return [
-                TierStats(
+                port.TierStats(
                     tier=self.name,
                     where=self._store.where,
                     state=state,
@@ -206,7 +197,7 @@ class RemoteTier:
             self._threads.close()
             self._store.close()
 
-    def _place(self, prefix: Prefix, block: int, key: bytes | None) -> str:
+    def _place(self, prefix: port.Prefix, block: int, key: bytes | None) -> str:
         """Return the key of an extent that begins with a block."""
         digest = prefix.digests[block]
         if key is not None:  # the server learns nothing about the tokens
@@ -214,7 +205,7 @@ class RemoteTier:
         tenant, namespace = self._sealing.name(prefix.tenant).hex(), prefix.namespace.digest.hex()
         return f"{RECORDS}{tenant}/{namespace[:16]}/{digest.hex()}"
 
-    def _search(self, prefix: Prefix) -> PrefixSearch:
+    def _search(self, prefix: port.Prefix) -> PrefixSearch:
         key = self._sealing.key(prefix, create=False)
         return PrefixSearch(self._store, prefix, key, lambda i: self._place(prefix, i, key))
 
@@ -253,25 +244,25 @@ class RemoteTier:
 
     def _read(
         self, where: RemoteExtent, first: int, count: int, deadline: float
-    ) -> bytes | LoadFault:
+    ) -> bytes | port.LoadFault:
         """Return stored bytes of blocks, or why there are none."""
         width = where.header.stored_block_bytes
         start, size = where.header.header_bytes + (where.first + first) * width, count * width
         if (left := deadline - time.monotonic()) <= 0:
-            return LoadFault.DEADLINE
+            return port.LoadFault.DEADLINE
         if not self._reserve(size):
-            return LoadFault.OFF
+            return port.LoadFault.OFF
         try:
             answer = self._call(lambda: self._store.get(where.place, start, size), left)
         except TimeoutError:
-            return LoadFault.DEADLINE
+            return port.LoadFault.DEADLINE
         except StoreError as error:
-            return LoadFault.OFF if isinstance(error, TierOff) else LoadFault.IO
+            return port.LoadFault.OFF if isinstance(error, TierOff) else port.LoadFault.IO
         finally:
             self._reserve(-size)
         if time.monotonic() > deadline:  # answered in time, but this thread was late
-            return LoadFault.DEADLINE
-        return answer if answer else LoadFault.MISSING
+            return port.LoadFault.DEADLINE
+        return answer if answer else port.LoadFault.MISSING
 
     def _reserve(self, size: int) -> bool:
         """Count bytes as in flight; returns False if there are too many."""
@@ -281,23 +272,23 @@ class RemoteTier:
                 self._in_flight += size
             return fits
 
-    def _store_one(self, extent: Extent, payload: Buffer) -> StoreResult:
+    def _store_one(self, extent: port.Extent, payload: port.Buffer) -> port.StoreResult:
         size = record_bytes(extent, self._sealing.on)
         if extent.num_blocks > look_back(extent.prefix):
-            return StoreResult.TOO_LARGE
+            return port.StoreResult.TOO_LARGE
         if self._closed or self._breaker.is_open:
-            return StoreResult.OFF
+            return port.StoreResult.OFF
         if time.monotonic() < self._writable_s:
-            return StoreResult.READ_ONLY
+            return port.StoreResult.READ_ONLY
         if not self._reserve(size):
-            return StoreResult.BUSY
+            return port.StoreResult.BUSY
         try:
             stored = self._attempt(lambda: self._try_put(extent, payload))
         finally:
             self._reserve(-size)
-        return StoreResult.IO if stored is None else stored
+        return port.StoreResult.IO if stored is None else stored
 
-    def _try_put(self, extent: Extent, payload: Buffer) -> StoreResult:
+    def _try_put(self, extent: port.Extent, payload: port.Buffer) -> port.StoreResult:
         try:
             return self._put(extent, payload)
         except CommandRefused as error:
@@ -308,9 +299,9 @@ class RemoteTier:
                     self._store.where, error, _RETRY_S,
                 )  # fmt: skip
             self._reason, self._writable_s = str(error), time.monotonic() + _RETRY_S
-            return StoreResult.READ_ONLY
+            return port.StoreResult.READ_ONLY
 
-    def _put(self, extent: Extent, payload: Buffer) -> StoreResult:
+    def _put(self, extent: port.Extent, payload: port.Buffer) -> port.StoreResult:
         prefix = extent.prefix
         key = self._sealing.key(prefix, create=True)
         if self._sealing.on and key is None:
@@ -323,7 +314,7 @@ class RemoteTier:
         if shared := min(extent.num_blocks, search.num_from(extent.first_block)):
             self._store.expire([place, *marks], ttl)
             if shared == extent.num_blocks:
-                return StoreResult.PRESENT
+                return port.StoreResult.PRESENT
             size, first = prefix.namespace.block_bytes, extent.first_block + shared
             rest = replace(extent, first_block=first, num_blocks=extent.end_block - first)
             return self._put(rest, memoryview(payload)[shared * size :])
@@ -334,4 +325,4 @@ class RemoteTier:
         self._writable_s = 0.0
         with self._counting:
             self._written_bytes += len(value)
-        return StoreResult.STORED
+        return port.StoreResult.STORED
