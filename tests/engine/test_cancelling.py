@@ -40,20 +40,6 @@ def test_when_a_leader_is_cancelled_its_follower_goes_on_where_it_was(
     assert engine.runner.num_tokens_computed == 31 + 5
 
 
-def test_a_follower_may_leave_while_it_waits(make_llm: MakeLLM, expected: list[list[int]]):
-    llm = make_llm("llama", max_chunk_tokens=8)
-    engine = llm.engine
-    leader, follower = add(engine, STEM), add(engine, STEM)
-    engine.step()
-
-    cut = engine.cancel(follower)
-    outputs = run(engine)
-
-    assert cut is not None and cut.timings.first_scheduled is None
-    assert tokens_of(list(outputs.values())) == [expected[0]]
-    assert list(outputs) == [leader]
-
-
 @pytest.mark.parametrize("num_steps", range(6))
 def test_a_cancelled_request_tells_what_it_brought(
     num_steps: int, make_llm: MakeLLM, expected: list[list[int]]

@@ -97,17 +97,6 @@ def test_another_tenant_is_mentioned_to_administrators_alone(bard):
     assert "ann-salt" not in str(told.as_dict())
 
 
-def test_an_evicted_prompt_says_when_and_for_whom(make_llm: MakeLLM):
-    llm = make_llm("llama", num_blocks=8)
-    ask(llm, list(range(3, 30)))
-    ask(llm, list(range(40, 71)))
-    [lost, last_token] = explained(llm, list(range(3, 30))).spans
-    assert (lost.reason, lost.request, lost.by) == ("evicted", "request-0", "request-1")
-    assert lost.ago_s is not None and lost.ago_s >= 0
-    assert lost.idle_s is not None and lost.idle_s >= 0
-    assert last_token.reason == "last token"
-
-
 def test_a_reset_and_new_weights_are_told_apart(make_llm: MakeLLM):
     llm = make_llm("llama", own_weights=True, num_blocks=64)
     prompt = list(range(3, 30))
@@ -119,26 +108,6 @@ def test_a_reset_and_new_weights_are_told_apart(make_llm: MakeLLM):
     assert explained(llm, prompt).reasons == ("other weights", "last token")
 
 
-def test_who_arrives_together_waits_for_the_first(bard):
-    outputs = bard.generate([PROMPT + "a", PROMPT + "b"], ONE, use_tqdm=False)
-    second = bard.explain(outputs[1])
-    assert [str(s.outcome) for s in second.spans] == ["waited", "computed"]
-    assert second.spans[0].request == outputs[0].request_id
-
-
-def test_what_a_running_request_holds_in_a_partial_block_is_in_flight(bard):
-    outputs = bard.generate([PROMPT + "ab", PROMPT + "abc"], ONE, use_tqdm=False)
-    assert bard.explain(outputs[1]).reasons == ("in flight", "differs")
-
-
-def test_a_tail_that_is_not_sealed_ends_at_the_block_boundary(make_llm: MakeLLM):
-    llm = make_llm("llama", num_blocks=64, seal_tails=False)
-    ask(llm, list(range(3, 13)))
-    explanation = explained(llm, [*range(3, 13), 40, 41])
-    assert explanation.reasons[0] == "block boundary"
-    assert (explanation.spans[1].start, explanation.spans[1].stop) == (8, 10)
-
-
 def test_the_next_turn_misses_the_one_token_that_was_sampled_last(bard):
     """It was sampled, and nothing came after it."""
     output = ask(bard, PROMPT, SamplingParams(max_tokens=8, temperature=0))
@@ -146,25 +115,6 @@ def test_the_next_turn_misses_the_one_token_that_was_sampled_last(bard):
     told = explained(bard, [*turn, 5, 6])
     assert told.reasons == ("never computed", "never seen")
     assert told.num_cached_tokens == len(turn) - 1
-
-
-@pytest.mark.parametrize(
-    ("prompt", "params", "setting"),
-    [
-        ({"prompt": PROMPT, "cache_read": False}, ONE, "cache_read=False"),
-        (PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=0), "prompt_logprobs=0"),
-    ],
-)
-def test_a_request_that_may_not_read_is_told_which_setting_says_so(bard, prompt, params, setting):
-    ask(bard, PROMPT)
-    [span] = explained(bard, prompt, params).spans
-    assert (span.reason, span.setting) == ("switched off", setting)
-
-
-def test_an_engine_without_a_cache_says_so(make_llm: MakeLLM):
-    llm = make_llm("llama", num_blocks=64, enable_prefix_caching=False)
-    [span] = explained(llm, [3, 4, 5]).spans
-    assert span.setting == "enable_prefix_caching=False"
 
 
 def test_after_a_tenant_was_erased_nothing_of_it_is_remembered(bard):

@@ -88,18 +88,6 @@ def test_only_requests_of_the_failed_step_end(
     assert records[0].exc_info is not None and records[0].exc_info[0] is Sabotage
 
 
-def test_what_was_computed_before_the_failed_step_is_still_found(make_llm: MakeLLM):
-    """31 tokens in chunks of 8: the third fails, and the first two stay: 16 tokens."""
-    llm = make_llm("llama", max_chunk_tokens=8)
-    with sabotage(llm, step=2), pytest.raises(StepFailed) as caught:
-        llm.generate([STEM], GREEDY, use_tqdm=False)
-
-    failed = caught.value.outputs[0]
-    assert (failed.outputs[0].token_ids, failed.num_cached_tokens) == ([], 0)
-    assert failed.timings.first_scheduled is not None
-    assert llm.generate([STEM], GREEDY, use_tqdm=False)[0].num_cached_tokens == 16
-
-
 def test_all_continuations_of_a_request_fail_together(make_llm: MakeLLM):
     """Two seats for four continuations: those that still wait end with the others."""
     llm = make_llm("llama", max_num_seqs=2)
