@@ -12,7 +12,6 @@ in one product per key/value head, and the result is merged with that of their o
 ``softmax``.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +25,7 @@ from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan,
 from ostinato.runner.attention.reads import ReadPlans
 from ostinato.runner.attention.softmax import Part, Parts, RunningSoftmax
 from ostinato.runner.inputs import AttentionMetadata
-from ostinato.runner.kv.kv_store import KVSpec, KVStore
+from ostinato.runner.kv.kv_store import KVStore
 from ostinato.runner.kv.plain_store import PlainKVStore
 from ostinato.runner.settings import ReadOnce
 
@@ -86,17 +85,8 @@ class TorchAttention:
         self.scratch = scratch or ScratchLimits()
         self.sharing = sharing
 
-    def new_store(
-        self,
-        spec: KVSpec,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        layers: Sequence[int] | None = None,
-    ) -> KVStore:
-        """Make a store; see ``AttentionBackend``."""
-        return PlainKVStore(spec, num_blocks, block_size, dtype, device, layers)
+    new_store = staticmethod(PlainKVStore)
+    """Makes a store; see ``AttentionBackend``."""
 
     def whole_steps(self, *_: object) -> None:
         """Return None: the runner calls the model; see ``AttentionBackend``."""

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ostinato.runner.attention.backend import CallsModel
 from ostinato.runner.gpu.attention_step import TritonKVStore, TritonStep
 from ostinato.runner.gpu.device_steps import DeviceSteps
 from ostinato.runner.gpu.read_planner import ReadPlanner
 from ostinato.runner.inputs import AttentionMetadata
-from ostinato.runner.kv.kv_store import KVSpec, KVStore
+from ostinato.runner.kv.kv_store import KVStore
 from ostinato.runner.settings import ReadOnce
 
 _SHARE: dict[ReadOnce, bool | None] = {"auto": None, "always": True, "never": False}
@@ -28,17 +26,8 @@ class TritonAttention:
     read_once: ReadOnce = "auto"
     same_bits: bool = False
 
-    def new_store(
-        self,
-        spec: KVSpec,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        layers: Sequence[int] | None = None,
-    ) -> KVStore:
-        """Make a store; see ``AttentionBackend``."""
-        return TritonKVStore(spec, num_blocks, block_size, dtype, device, layers)
+    new_store = staticmethod(TritonKVStore)
+    """Makes a store; see ``AttentionBackend``."""
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> TritonStep:
         """Begin a step; see ``AttentionBackend``."""
