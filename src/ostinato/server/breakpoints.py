@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ostinato.core.errors import RequestError
 from ostinato.core.tokens import num_common_tokens
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.engine.requests.prompts import Prompt, PromptDict
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.images.parts import images_in, without_sources
 from ostinato.protocol.answers import MessageUsage
@@ -73,6 +73,7 @@ class MarkedBody(Protocol):
         """Return messages for chat templates: all, or those before a mark."""
         ...
 
+    @property
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how."""
         ...
@@ -113,7 +114,7 @@ async def measure(
         try:
             prompt, options = replace(prompt_context, images=images), body.template()
             options |= {"add_generation_prompt": False, "continue_final_message": False}
-            head = await render_prompt(state, messages, body.tool_use(), prompt, **options)
+            head = await render_prompt(state, messages, body.tool_use, prompt, **options)
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
         num_common = num_common_tokens(head.tokens.tokens.tobytes(), tokens.tokens.tobytes())
@@ -141,7 +142,7 @@ async def measured(
 
 async def keep(
     held: HeldPrefixes,
-    prompt_context: PromptDict,
+    prompt_context: Prompt,
     places: Sequence[Covered],
     output: RequestOutput,
 ) -> Kept:

@@ -1,13 +1,14 @@
 """A request to the engine, independent of the API it came through."""
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ostinato.engine.ledger.continuation import TurnReport
 from ostinato.engine.ledger.turns import OpenTurn
-from ostinato.engine.requests.prompts import PromptDict, TokenIds
+from ostinato.engine.requests.prompts import Prompt, TokenIds
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.server.access.callers import Caller
 from ostinato.tenants.terms import LeaseTerms
 
@@ -75,25 +76,25 @@ class GenerateCall:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     num_retained_tokens: list[int] = field(default_factory=list, compare=False)
 
-    def sender(self, caller: Caller) -> PromptDict:
+    def sender(self, caller: Caller) -> Prompt:
         """Return what its prompt is cached under: salt, public prefixes, adapter and images."""
-        prompt_context = PromptDict(
+        return Prompt(
             cache_salt=caller.narrow(self.cache_salt),
             public_prefixes=caller.public_prefixes,
             adapter=self.adapter,
+            images=self.images,
         )
-        if self.images:
-            prompt_context["multi_modal_data"] = {"image": self.images}
-        return prompt_context
 
-    def prompt(self, caller: Caller) -> PromptDict:
+    def prompt(self, caller: Caller) -> Prompt:
         """Return the engine's prompt."""
-        prompt = self.sender(caller)
-        prompt["cache_read"], prompt["cache_write"] = self.cache_read, self.cache_write
-        prompt["keep_tokens"], prompt["sections"] = self.keep_tokens, self.sections
-        prompt["report"] = self.report
-        if self.token_ids is not None:
-            prompt["prompt_token_ids"] = self.token_ids
-        else:
-            prompt["prompt"] = self.text or ""
-        return prompt
+        return replace(
+            self.sender(caller),
+            text=self.text,
+            token_ids=self.token_ids,
+            cache_read=self.cache_read,
+            cache_write=self.cache_write,
+            keep_tokens=self.keep_tokens,
+            sections=self.sections,
+            known=self.token_ids if isinstance(self.token_ids, TokenizedText) else None,
+            report=self.report,
+        )

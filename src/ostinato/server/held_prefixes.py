@@ -9,11 +9,12 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.engine.requests.prompts import PromptDict
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.server.call import Covered
 from ostinato.tenants.terms import LeaseReceipt, LeaseTerms, is_salt_of
 
@@ -37,7 +38,7 @@ class HeldPrefixes:
         return len(self._held)
 
     async def hold(
-        self, prompt_context: PromptDict, tokens: Sequence[int], terms: LeaseTerms, num_cached: int
+        self, prompt_context: Prompt, tokens: Sequence[int], terms: LeaseTerms, num_cached: int
     ) -> LeaseReceipt:
         """Lease a prefix that a request has just computed or hit.
 
@@ -51,15 +52,14 @@ class HeldPrefixes:
             How much of it is leased, by a new lease or an earlier one.
         """
         content = hashlib.sha256(pack_tokens(tokens).tobytes())
-        content.update(prompt_context.get("adapter", "").encode())
-        for picture in prompt_context.get("multi_modal_data", {}).get("image", ()):
+        content.update(prompt_context.adapter.encode())
+        for picture in prompt_context.images:
             content.update(picture.digest)
-        key = prompt_context["cache_salt"], terms, content.digest()
+        key = prompt_context.cache_salt, terms, content.digest()
         async with self._holding:
-            prompt = PromptDict(**prompt_context, prompt_token_ids=tokens)
-            return await self._hold(key, prompt, num_cached)
+            return await self._hold(key, replace(prompt_context, token_ids=tokens), num_cached)
 
-    async def _hold(self, key: _Key, prompt: PromptDict, num_cached: int) -> LeaseReceipt:
+    async def _hold(self, key: _Key, prompt: Prompt, num_cached: int) -> LeaseReceipt:
         before = self._held.get(key)
         if before is not None and before.lease_id is not None:
             if num_cached >= before.num_tokens and await self._llm.has_lease(before.lease_id):
@@ -83,20 +83,13 @@ class HeldPrefixes:
 
 
 async def hold_all(
-    held: HeldPrefixes, prompt_context: PromptDict, places: Sequence[Covered], output: RequestOutput
+    held: HeldPrefixes, prompt_context: Prompt, places: Sequence[Covered], output: RequestOutput
 ) -> AsyncIterator[tuple[Covered, int]]:
     """Lease the beginnings of a prompt that was just computed; yield how much of each is leased."""
     tokens, num_cached = output.prompt_token_ids, output.num_cached_tokens
-    images = prompt_context.get("multi_modal_data", {}).get("image", ())
     for place in places:
         if not place.num_tokens:
             continue
-        if images:
-            prompt_context = {
-                **prompt_context,
-                "multi_modal_data": {"image": images[: place.num_images]},
-            }
-        receipt = await held.hold(
-            prompt_context, tokens[: place.num_tokens], place.terms, num_cached
-        )
+        beginning = replace(prompt_context, images=prompt_context.images[: place.num_images])
+        receipt = await held.hold(beginning, tokens[: place.num_tokens], place.terms, num_cached)
         yield place, receipt.num_tokens

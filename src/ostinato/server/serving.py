@@ -49,8 +49,8 @@ def hold_places(
         ApiError: There is no room for all of them now (429) or ever (400), a priority is refused
             (400), or the server is draining (503).
     """
-    num_sequences = check_room(state, caller, calls)
     with _refusals_observed(state, caller, calls[0]):
+        num_sequences = _require_room(state, caller, calls)
         for call in calls:
             caller.priority_of(call.priority)
         state.rate_limit.enter(caller, num_sequences)
@@ -64,12 +64,11 @@ async def serve_admitted(
     state: ServerState, caller: Caller, call: GenerateCall
 ) -> AsyncGenerator[RequestOutput, None]:
     """Continue one prompt whose place is held; otherwise as ``serve``."""
-    salt, priority = caller.narrow(call.cache_salt), caller.priority_of(call.priority)
-    record = ServedRequest(call.request_id, call, caller, salt, time.monotonic())
+    prompt, priority = call.prompt(caller), caller.priority_of(call.priority)
+    record = ServedRequest(call.request_id, call, caller, prompt.cache_salt, time.monotonic())
     try:
         for observer in state.observers:
             observer.accepted(record)
-        prompt = call.prompt(caller)
         async with aclosing(
             state.llm.generate(prompt, call.params, request_id=call.request_id, priority=priority)
         ) as outputs:
@@ -113,29 +112,31 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
     Raises:
         ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
+    with _refusals_observed(state, caller, calls[0]):
+        return _require_room(state, caller, calls)
+
+
+def _require_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]) -> int:
     config = state.config
     widths = [call.params.num_sequences for call in calls]
     num_sequences, max_per_prompt = sum(widths), max(widths)
-    with _refusals_observed(state, caller, calls[0]):
-        if state.is_draining:
-            raise stopping("the server is shutting down: send the request to another one")
-        if max_per_prompt > config.max_n:
-            raise _too_many("n", max_per_prompt, config.max_n, "--max-n")
-        if num_sequences > config.max_requests:
-            raise _too_many("prompts times n", num_sequences, config.max_requests, "--max-requests")
-        if state.num_live + num_sequences > config.max_requests:
-            raise _full("the server is at capacity", "queue_full")
-        if not state.rate_limit.has_room(
-            caller, num_sequences, config.max_requests, config.key_share
-        ):
-            if num_sequences > config.max_requests * config.key_share:
-                key_limit = int(config.max_requests * config.key_share)
-                raise _too_many("prompts times n", num_sequences, key_limit, "--key-share")
-            raise _full(
-                f"this key has its share (--key-share {config.key_share:g}) of the "
-                f"{config.max_requests} continuations of this server",
-                "key_share",
-            )
+    if state.is_draining:
+        raise stopping("the server is shutting down: send the request to another one")
+    if max_per_prompt > config.max_n:
+        raise _too_many("n", max_per_prompt, config.max_n, "--max-n")
+    if num_sequences > config.max_requests:
+        raise _too_many("prompts times n", num_sequences, config.max_requests, "--max-requests")
+    if state.num_live + num_sequences > config.max_requests:
+        raise _full("the server is at capacity", "queue_full")
+    if not state.rate_limit.has_room(caller, num_sequences, config.max_requests, config.key_share):
+        if num_sequences > config.max_requests * config.key_share:
+            key_limit = int(config.max_requests * config.key_share)
+            raise _too_many("prompts times n", num_sequences, key_limit, "--key-share")
+        raise _full(
+            f"this key has its share (--key-share {config.key_share:g}) of the "
+            f"{config.max_requests} continuations of this server",
+            "key_share",
+        )
     return num_sequences
 
 

@@ -2,14 +2,14 @@
 
 import asyncio
 
-from ostinato.engine.requests.prompts import PromptDict
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M
 
 TOKENS = list(range(5, 69))
-WHOSE = PromptDict(cache_salt="")
+WHOSE = Prompt(cache_salt="")
 
 
 async def test_a_prefix_is_leased_once_while_its_lease_runs(scribe: tuple[str, ServerState]):
@@ -33,7 +33,7 @@ async def test_a_prefix_is_leased_once_while_its_lease_runs(scribe: tuple[str, S
     anew = await held.hold(WHOSE, TOKENS, ANTHROPIC_5M, len(TOKENS))
     assert anew.lease_id != one.lease_id and anew.num_tokens == len(TOKENS)
 
-    unknown = await held.hold(PromptDict(cache_salt="x"), TOKENS, ANTHROPIC_5M, 0)
+    unknown = await held.hold(Prompt(cache_salt="x"), TOKENS, ANTHROPIC_5M, 0)
     assert unknown.lease_id is None, "what is not cached is not held"
     assert (held.erase("x"), held.erase(""), len(held)) == (0, 2, 0)
     await llm.reset_prefix_cache()

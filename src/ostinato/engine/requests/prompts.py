@@ -49,10 +49,7 @@ class PromptDict(TypedDict, total=False):
     report: TurnReport | None
 
 
-PromptInput = str | TokenIds | PromptDict
-
 TextPrompt = TokensPrompt = PromptDict
-PromptType = PromptInput
 """Names of vLLM's."""
 
 
@@ -89,13 +86,19 @@ class Prompt:
     report: TurnReport | None = None
 
 
+PromptInput = str | TokenIds | PromptDict | Prompt
+
+PromptType = PromptInput
+"""vLLM's name."""
+
+
 def parse_prompts(prompts: PromptInput | Iterable[PromptInput]) -> list[Prompt]:
     """Parse one prompt or a batch of them.
 
     Raises:
         RequestError: Something is not a prompt.
     """
-    if isinstance(prompts, (str, dict)) or _is_one_row(prompts):
+    if isinstance(prompts, (str, dict, Prompt)) or _is_one_row(prompts):
         return [parse_prompt(prompts)]
     if not isinstance(prompts, Iterable) or (isinstance(prompts, np.ndarray) and not prompts.ndim):
         raise RequestError(_unknown(prompts))
@@ -108,6 +111,10 @@ def parse_prompt(prompt: Any) -> Prompt:
     Raises:
         RequestError: It is neither a text, nor token ids, nor a dict with one of them.
     """
+    if isinstance(prompt, Prompt):
+        check_salt(prompt.cache_salt)
+        whole_characters("prompt", prompt.text or "")
+        return prompt
     if isinstance(prompt, str):
         return Prompt(text=whole_characters("prompt", prompt))
     if isinstance(prompt, dict):
