@@ -238,7 +238,7 @@ def assert_same(model: Any, lenient: LenientBody, messages: list[Body]) -> None:
         for each in (lenient.messages or (), messages)
     )
     assert seen == expected, "what templates see"
-    assert lenient.tools == [tool.describe() for tool in model.tool_use().tools]
+    assert lenient.tools == [tool.describe() for tool in model.tool_use.tools]
     variables = {"add_generation_prompt": True, **lenient.template}
     assert variables == {"add_generation_prompt": True, **model.template()}
 

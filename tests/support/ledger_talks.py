@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ostinato.engine.prompts.chat import render_text
+from ostinato.engine.prompts.chat import render_checked
 from ostinato.engine.prompts.chat_turns import ChatTurns, RenderedChat, WrittenAnswer
 from ostinato.engine.prompts.text_tokenizer import TextTokenizer
 from ostinato.engine.requests.prompts import Prompt
@@ -94,7 +94,9 @@ class LedgerTalk:
         turns = self.turns if is_on else self.without
 
         def render(messages: Sequence[Mapping[str, Any]], opens: bool) -> str:
-            return render_text(self.tokenizer, messages, None, opens, opening=self.family.opening)
+            return render_checked(
+                self.tokenizer, messages, None, opens, opening=self.family.opening
+            )
 
         template = self.family.template
         continuation = turns.continued(sender, render, shown, history, template)

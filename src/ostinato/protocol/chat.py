@@ -1,5 +1,6 @@
 """The body of ``/v1/chat/completions``."""
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -266,6 +267,7 @@ class ChatBody(TemplateFields, SamplingFields):
             values.setdefault("reasoning_effort", template_effort(self.reasoning_effort))
         return values
 
+    @cached_property
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how.
 

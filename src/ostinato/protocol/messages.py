@@ -4,6 +4,7 @@ A request is a sequence of blocks: those of the system text, then those of each 
 precede all of them, as in the prompt, so a breakpoint is a position in the sequence.
 """
 
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -156,6 +157,7 @@ class CountBody(OpenBody):
             values["reasoning_effort"] = template_effort(self.output_config.effort)
         return values
 
+    @cached_property
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how.
 

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -338,6 +339,7 @@ class ResponsesBody(SamplerFields, CacheFields):
         )
         return [_with_id(item) for item in (texts or self.input) if not isinstance(item, str)]
 
+    @cached_property
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how.
 

@@ -163,7 +163,8 @@ def _decode_slots(
     """Return the slot of each sequence's only new token."""
     offsets = [divmod(sequence.start, block_size) for sequence in sequences]
     pairs = zip(tables, offsets, strict=True)
-    return _ints(table[column] * block_size + offset for table, (column, offset) in pairs)
+    slots = [table[column] * block_size + offset for table, (column, offset) in pairs]
+    return np.array(slots, dtype=np.int64)
 
 
 def _is_decode(sequence: ScheduledSequence) -> bool:
@@ -216,10 +217,11 @@ def _copied_slots(copies: Sequence[CopyRun]) -> tuple[Ints, Ints]:
     """
     if not copies:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    lengths = _ints(run.num_tokens for run in copies)
+    runs = [(run.num_tokens, run.source, run.target) for run in copies]
+    lengths, sources, targets = np.array(runs, dtype=np.int64).T
     within = np.arange(lengths.sum()) - np.repeat(_offsets(lengths)[:-1], lengths)
-    sources = np.repeat(_ints(run.source for run in copies), lengths) + within
-    targets = np.repeat(_ints(run.target for run in copies), lengths) + within
+    sources = np.repeat(sources, lengths) + within
+    targets = np.repeat(targets, lengths) + within
     order = np.argsort(targets)
     for _ in range(len(copies)):
         places = np.searchsorted(targets, sources, sorter=order).clip(max=len(targets) - 1)

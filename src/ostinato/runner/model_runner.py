@@ -117,9 +117,9 @@ class ModelRunner:
         Effects: writes the plan's slots in every layer, and its states. If it raises, their
             content is undefined and all others are unchanged; the next step may follow.
         """
-        longest = max(sequence.end for sequence in plan.sequences)
-        assert longest <= self.loaded.max_model_len, "the scheduler knows the model's limit"
         inputs = build_inputs(plan, self.kv_stores[0].block_size, self.loaded.device)
+        last = inputs.position_ids.max()
+        assert last < self.loaded.max_model_len, "the scheduler knows the model's limit"
         laid_out = None
         if self.images is not None and any(sequence.images for sequence in plan.sequences):
             laid_out = lay_out(plan, inputs, self.images)
@@ -131,11 +131,11 @@ class ModelRunner:
         more = laid_out, adapters, hidden, inputs.state_slots
         if self.whole_steps is not None and all(each is None for each in more):
             output = self.whole_steps.run(inputs, _tasks(plan))
-            self.num_tokens_computed += plan.num_tokens
+            self.num_tokens_computed += len(inputs.input_ids)
             return self.sample(plan, inputs, output.logits, ids=output.ids)
         logits = self.forward(inputs, adapters, laid_out, hidden)
         self.states.copy(plan.state_saves)
-        self.num_tokens_computed += plan.num_tokens
+        self.num_tokens_computed += len(inputs.input_ids)
         return self.sample(plan, inputs, logits, hidden)
 
     def forward(

@@ -114,9 +114,9 @@ class Sequence:
 
         A mean needs all hidden states, which no block has. None is all of them.
         """
-        limit = self.next_scored - 1 if self.wants_prompt_logprobs else None
-        reads = self.request.cache_read and not self.request.params.needs_whole_prompt
-        return limit if reads else 0
+        if not self.request.cache_read or self.request.params.needs_whole_prompt:
+            return 0
+        return self.next_scored - 1 if self.wants_prompt_logprobs else None
 
     @property
     def reading_is_off(self) -> str:

@@ -72,7 +72,7 @@ class ShortestFirst(RankedOrder):
         self._limits, self._places = {}, {}
         refused, self._tried = self._tried, set()
         waiting = waiting[:MAX_RANKED] if room.num_seats > 0 else []
-        if not waiting and len(prefilling) < 2:
+        if len(prefilling) + len(waiting) < 2:
             return self._limits
         meter = self._meter(room.num_tokens)
         starts = self._look_up(waiting) if waiting else {}

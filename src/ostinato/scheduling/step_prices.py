@@ -135,5 +135,9 @@ def prompt_pairs(start: int, num_tokens: int) -> int:
 
 def plan_work(plan: StepPlan) -> Work:
     """Return the work of one planned step."""
-    pairs = sum(prompt_pairs(s.start, len(s.tokens)) for s in plan.sequences)
-    return Work(1, plan.num_tokens, pairs, sum(s.end for s in plan.sequences))
+    num_tokens = pairs = keys = 0
+    for sequence in plan.sequences:
+        num_tokens += len(sequence.tokens)
+        pairs += prompt_pairs(sequence.start, len(sequence.tokens))
+        keys += sequence.end
+    return Work(1, num_tokens, pairs, keys)

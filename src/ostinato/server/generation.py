@@ -140,7 +140,7 @@ async def add_prompt(
         RequestError: The template refuses the conversation, or an image cannot be loaded.
     """
     prompt, tokens = await render_chat(state, caller, body, settled.messages, call.adapter)
-    reader = await read_with(state, tokens, body.tool_use(), opens_turn)
+    reader = await read_with(state, tokens, body.tool_use, opens_turn)
     call = replace(
         call,
         params=reader.settle(call.params),

@@ -62,7 +62,7 @@ async def offer_next(
     add_reasoning(message, answer.reasoning)
     prompt_context = replace(prompt_context, adapter=call.adapter)
     render = partial(
-        render_prompt, state, use=body.tool_use(), prompt_context=prompt_context, **options
+        render_prompt, state, use=body.tool_use, prompt_context=prompt_context, **options
     )
     try:
         tokens = await known_head(render, messages, message)

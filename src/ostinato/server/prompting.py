@@ -180,6 +180,7 @@ class ChatFields(Protocol):
     keep_tokens: bool
     keep_reasoning: KeepReasoning | None
 
+    @property
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how."""
         ...
@@ -214,7 +215,7 @@ async def render_chat(
     prompt_context = replace(
         prompt_context, images=images, adapter=adapter, keep_reasoning=body.keep_reasoning
     )
-    chat = await render_prompt(state, messages, body.tool_use(), prompt_context, **options)
+    chat = await render_prompt(state, messages, body.tool_use, prompt_context, **options)
     return replace(prompt_context, begun=chat.begun, report=chat.report), chat.tokens
 
 

@@ -53,7 +53,9 @@ async def until_gone(request: Request, work: Coroutine[Any, Any, AnswerT]) -> An
             raise ApiError(GONE, "the client disconnected")
         return task.result()
     finally:
-        await _end(task, gone)
+        gone.cancel()
+        if not task.done():
+            await _end(task)
 
 
 async def begin(request: Request, events: Events) -> "EventStream":

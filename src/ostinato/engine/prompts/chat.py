@@ -45,15 +45,32 @@ def render_chat(tokenizer: Any, messages: Sequence[Message], **settings: Any) ->
 
 
 def render_text(
+    tokenizer: Any, messages: Sequence[Message], *, has_images: bool = False, **options: Any
+) -> str:
+    """Check a conversation, and write it as ``render_checked``.
+
+    Args:
+        tokenizer: Of ``transformers``.
+        messages: In order; at least one.
+        has_images: Whether ``{"type": "image"}`` stands for an image that is loaded.
+        **options: Of ``render_checked``.
+
+    Raises:
+        RequestError: There is no message or no template, or the template refuses.
+    """
+    check_messages(messages, has_images)
+    return render_checked(tokenizer, messages, **options)
+
+
+def render_checked(
     tokenizer: Any,
     messages: Sequence[Message],
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    has_images: bool = False,
     **options: Any,
 ) -> str:
-    """Write a conversation as the text of a prompt, special tokens included.
+    """Write a conversation that ``check_messages`` accepts as the text of a prompt.
 
     Args:
         tokenizer: Of ``transformers``.
@@ -62,14 +79,12 @@ def render_text(
         add_generation_prompt: Whether to open the assistant's turn.
         tools: Functions that the model may call, in OpenAI's form; a template without tools leaves
             them out.
-        has_images: Whether ``{"type": "image"}`` stands for an image that is loaded.
         **options: More arguments of ``apply_chat_template``: ``continue_final_message``, and what
             the template itself reads, such as ``enable_thinking``.
 
     Raises:
-        RequestError: There is no message or no template, or the template refuses.
+        RequestError: There is no template, or it refuses.
     """
-    check_messages(messages, has_images)
     if chat_template is None and not getattr(tokenizer, "chat_template", None):
         raise RequestError(
             "the tokenizer has no chat template: give chat_template, or use generate()"

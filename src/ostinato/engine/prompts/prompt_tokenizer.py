@@ -7,7 +7,7 @@ from typing import Any
 
 from ostinato.core.identity import ImageSpan
 from ostinato.engine.ledger.continuation import Continuation
-from ostinato.engine.prompts.chat import Message, check_messages, render_text
+from ostinato.engine.prompts.chat import Message, check_messages, render_checked
 from ostinato.engine.prompts.chat_turns import ChatTurns, WrittenAnswer
 from ostinato.engine.prompts.image_prompts import ImagePrompts
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes
@@ -124,17 +124,9 @@ class PromptTokenizer:
         tokenizer = self._loaded.require_tokenizer()
         check_messages(messages, bool(prompt.images))
         opens = settings.pop("add_generation_prompt", True)
-        has_images = bool(prompt.images)
 
         def render(messages: Sequence[Message], opens_turn: bool) -> str:
-            return render_text(
-                tokenizer,
-                messages,
-                chat_template,
-                opens_turn,
-                has_images=has_images,
-                **settings,
-            )
+            return render_checked(tokenizer, messages, chat_template, opens_turn, **settings)
 
         if settings.get("continue_final_message"):
             return Continuation(render(messages, opens))

@@ -137,11 +137,12 @@ class StepArguments:
         if adapters is not None and self.lora is not None:
             self.all_row_groups.take(self.lora.groups_of(adapters))
             self.logit_row_groups.take(self.lora.groups_of(adapters.of_rows(rows)))
-        assert within(rows, len(step_input)) and rows.flags.c_contiguous, "rows"
+        num_rows, rows_address = len(step_input), address_of(rows)
+        assert within(rows, num_rows) and rows.flags.c_contiguous, "rows"
         for take in self._logit_rows:
-            take.rows = address_of(rows)
-        tables = self._set_tables(step_input)
-        self._set_slots(steps, len(step_input))
+            take.rows = rows_address
+        tables = self._set_tables(step_input, num_rows)
+        self._set_slots(steps, num_rows)
         for layer, part, on_logit_rows, shared in self._kinds:
             if on_logit_rows and not len(rows):
                 continue  # the operation is left out
@@ -154,13 +155,13 @@ class StepArguments:
             copy.copy_(original)
         return tables
 
-    def _set_tables(self, step_input: StepInput) -> list[Lookup]:
+    def _set_tables(self, step_input: StepInput, num_rows: int) -> list[Lookup]:
         assert self._vectors is not None, "operations"
         self._vectors.look_up(step_input.vectors)
         tables = []
         for kind, take in self._angles.items():
             lookup = self.angles[kind].of(step_input.positions)
-            assert len(lookup) == len(step_input), "angles for each row"
+            assert len(lookup) == num_rows, "angles for each row"
             take.look_up(lookup)
             tables.append(lookup)
         return tables

@@ -13,6 +13,7 @@ ids, positions, slots and plans, see ``step_arguments``.
 """
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +52,11 @@ class Steps:
             for kind in kinds
             if kind is not None and decoder.rotary is not None
         }
+        self._attending = [
+            layer.index
+            for layer in decoder.layers
+            if any(isinstance(branch.part, Attention) for branch in layer.branches)
+        ]
         self._programs: dict[tuple[bool, bool], _StepProgram] = {}
 
     def run(self, step_input: StepInput, hidden: HiddenRows | None = None) -> Tensor:
@@ -66,7 +72,7 @@ class Steps:
         Effects: writes the step's slots in every layer.
         Cost: some milliseconds more when the stores are not those of the step before.
         """
-        steps = native_steps(step_input.step, self._decoder)
+        steps = native_steps(step_input.step, self._attending)
         key = step_input.adapters is not None, steps is not None
         program = self._programs.get(key)
         if program is None or not program.fits(steps or {}, len(step_input)):
@@ -110,9 +116,8 @@ class _StepProgram:
     def fits(self, steps: NativeSteps, num_rows: int) -> bool:
         """Whether buffers are large enough, and the stores are those that it was built for."""
         stores = self._arguments.stores
-        return num_rows <= self._arena.max_rows and all(
-            step.store is stores[layer] for layer, step in steps.items()
-        )
+        own = {layer: step.store for layer, step in steps.items()}
+        return num_rows <= self._arena.max_rows and own == stores
 
     def run(self, step_input: StepInput, steps: NativeSteps) -> Tensor:
         """Compute a step; see ``Steps``."""
@@ -126,15 +131,14 @@ class _StepProgram:
         return block[:, :size]
 
 
-def native_steps(step: LayerAttention, decoder: Decoder) -> dict[int, NativeStep] | None:
+def native_steps(step: LayerAttention, attending: Sequence[int]) -> dict[int, NativeStep] | None:
     """Return the native attention of each layer that attends; None unless all have one."""
     if not isinstance(step, GroupedStep):
         return None
     native = {}
-    for layer in decoder.layers:
-        if any(isinstance(branch.part, Attention) for branch in layer.branches):
-            own = step.steps[step.of_layer[layer.index]]
-            if not isinstance(own, NativeStep):
-                return None
-            native[layer.index] = own
+    for layer in attending:
+        own = step.steps[step.of_layer[layer]]
+        if not isinstance(own, NativeStep):
+            return None
+        native[layer] = own
     return native or None

@@ -68,6 +68,7 @@ class KVStore(ABC):
         spec: The KV per token.
         num_blocks: Blocks that may be written.
         block_size: Slots per block.
+        num_slots: Slots of all blocks, those of the zero block included.
         dtype: Format of keys and values; int8 is that of ``kv_codes``, and reads as float32.
         device: Device of the tensors.
         layers: The layers of this store.
@@ -96,6 +97,7 @@ class KVStore(ABC):
         self.spec = spec
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_slots = (num_blocks + 1) * block_size
         self.dtype = dtype
         self.device = torch.device(device)
         self.layers = spec.attending if layers is None else tuple(layers)
@@ -112,11 +114,6 @@ class KVStore(ABC):
     def zero_block(self) -> int:
         """Id of the block that is always zero, for padding block tables."""
         return self.num_blocks
-
-    @property
-    def num_slots(self) -> int:
-        """Number of slots, those of the zero block included."""
-        return (self.num_blocks + 1) * self.block_size
 
     @property
     def num_bytes(self) -> int:

@@ -41,7 +41,8 @@ class Slots:
         if slots.dtype is not _INT64 or slots.ndim != 1:
             _require(slots.dtype == _INT64 and slots.ndim == 1, "slots are a row of int64")
         ids = slots if slots.flags.c_contiguous else np.ascontiguousarray(slots)
-        _require(within(ids, num_slots), f"slots are between 0 and {num_slots}")
+        if not within(ids, num_slots):
+            _require(False, f"slots are between 0 and {num_slots}")
         return cls(ids, address_of(ids))
 
     def __len__(self) -> int:

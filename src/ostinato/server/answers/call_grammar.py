@@ -49,6 +49,7 @@ class ChatBody(SampledBody, Protocol):
         """Return the format of an answer without calls."""
         ...
 
+    @property
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how."""
         ...
@@ -72,7 +73,7 @@ def chat_params(body: ChatBody, formats: AnswerFormats) -> SamplingParams:
     """
     params, answer = sampling_params(body), _structured(body.answer_form())
     params = bound_thinking(params, body.thinking_tokens(), formats, body.BUDGET_IS_HINT)
-    return constrain(params, answer, body.tool_use(), formats, body.ANSWER_FIELD)
+    return constrain(params, answer, body.tool_use, formats, body.ANSWER_FIELD)
 
 
 def bound_thinking(

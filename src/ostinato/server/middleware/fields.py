@@ -19,6 +19,7 @@ from ostinato.engine.ledger.continuation import TurnReport
 from ostinato.protocol.conversation import Message
 from ostinato.protocol.dialects import Dialect, unused_fields
 from ostinato.protocol.volatile import Settled
+from ostinato.server.access.callers import Caller
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
 
@@ -94,19 +95,25 @@ def show_report(request: Request, report: TurnReport | None) -> None:
 
 
 async def set_aside(
-    request: Request, state: ServerState, salt: str, messages: Sequence[Message]
+    request: Request,
+    state: ServerState,
+    caller: Caller,
+    cache_salt: str,
+    messages: Sequence[Message],
 ) -> Settled:
     """Replace what rules name in a conversation; the response will name the rules.
 
     Args:
         request: The request.
         state: Server state.
-        salt: The caller's, with whose turn the work is done.
+        caller: With whose turn the work is done.
+        cache_salt: The request's own.
         messages: For chat templates.
     """
     stabiliser = state.stabiliser
     if not stabiliser.reads(messages):
         return Settled([*messages])
+    salt = caller.narrow(cache_salt)
     settled = await state.llm.tokenizing.run(lambda: stabiliser.settle(messages), salt)
     request.app.state.metrics.set_aside(settled.counts, settled.late)
     request.state.set_aside = list(settled.counts)

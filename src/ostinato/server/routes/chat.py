@@ -59,7 +59,7 @@ async def chat(body: ChatBody, request: Request, state: StateDep, caller: Caller
     accept_fields(request, state, CHAT, body, body.left_out())
     call = open_call(state, body, ENDPOINT, "chatcmpl-", chat_params(body, state.formats))
     check_room(state, caller, [call])  # before any work on the prompt
-    settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())
+    settled = await set_aside(request, state, caller, body.cache_salt, body.conversation())
     chat = await add_prompt(state, caller, body, call, settled, body.add_generation_prompt)
     chat = await lease_marks(chat)
     return await respond_to_chat(request, OpenAIAnswer(chat), body.stream)

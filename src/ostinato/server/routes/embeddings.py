@@ -6,6 +6,7 @@ import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -57,6 +58,7 @@ class InputFields(TemplateFields, ScoringFields):
         """All texts, by the field that gave them."""
         return {} if self.input is None else {"input": each_prompt(self.input)}
 
+    @cached_property
     def tool_use(self) -> ToolUse:
         """Return the tools that the prompt describes: none."""
         return tool_use([], None, True)

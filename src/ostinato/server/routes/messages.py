@@ -61,7 +61,7 @@ async def create_message(
     accept_fields(request, state, MESSAGES, body, body.left_out())
     call = open_call(state, body, ENDPOINT, "msg_", chat_params(body, state.formats))
     check_room(state, caller, [call])
-    settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())
+    settled = await set_aside(request, state, caller, body.cache_salt, body.conversation())
     chat = await add_prompt(state, caller, body, call, settled)
     places = await measure(state, chat.prompt, body, chat.tokens)
     return await respond_to_chat(request, AnthropicAnswer(chat, places), body.stream)
@@ -74,7 +74,7 @@ async def count_tokens(
     """Count the tokens of a prompt, without running it."""
     accept_fields(request, state, MESSAGES, body, body.left_out())
     adapter = adapter_of(state, body.model)
-    settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())
+    settled = await set_aside(request, state, caller, body.cache_salt, body.conversation())
     prompt_context, tokens = await render_chat(state, caller, body, settled.messages, adapter)
     return {"input_tokens": state.llm.tokenizing.num_tokens(prompt_context.images, tokens.tokens)}
 

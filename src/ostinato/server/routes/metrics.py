@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ostinato
 from ostinato.engine.loop.snapshot import Snapshot
-from ostinato.server.access.accounts import PromptTokens
 from ostinato.server.access.callers import ADMIN_ONLY, Caller
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
@@ -120,10 +119,9 @@ class ServerMetrics(Observer, Collector):
     def first_token(self, record: ServedRequest) -> None:
         """Observe the time to first token."""
         took_s = record.time_to_first_token_s
-        if record.output is None or took_s is None:
+        if record.output is None or record.prompt is None or took_s is None:
             return
-        share = PromptTokens.of(record.output).hit_share
-        self._first_token.labels(hit_share_label(share)).observe(took_s)
+        self._first_token.labels(hit_share_label(record.prompt.hit_share)).observe(took_s)
         queue_s = record.output.timings.queue_time
         if queue_s is not None:
             self._queue.observe(queue_s)
@@ -134,11 +132,10 @@ class ServerMetrics(Observer, Collector):
         for gap_s in record.gaps_s:
             self._gaps.observe(gap_s)
         self._generated.inc(record.num_generated)
-        if record.output is not None:
+        if record.output is not None and record.prompt is not None:
             self._beams.inc(record.output.num_beam_tokens)
-            tokens = PromptTokens.of(record.output)
-            self._routes.labels(record.call.endpoint, "hit").inc(tokens.hit)
-            self._routes.labels(record.call.endpoint, "miss").inc(tokens.computed)
+            self._routes.labels(record.call.endpoint, "hit").inc(record.prompt.hit)
+            self._routes.labels(record.call.endpoint, "miss").inc(record.prompt.computed)
             total_s = record.output.timings.total_time
             if total_s is not None:
                 self._duration.observe(total_s)

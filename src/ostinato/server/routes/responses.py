@@ -54,8 +54,8 @@ async def create_response(
     call = open_call(state, body, ENDPOINT, "resp_", chat_params(body, state.formats))
     check_room(state, caller, [call])
     old, new = _earlier(state, caller, body), body.conversation()
-    before, salt = [*body.head(), *old], caller.narrow(body.cache_salt)
-    settled = await set_aside(request, state, salt, [*before, *new])
+    before = [*body.head(), *old]
+    settled = await set_aside(request, state, caller, body.cache_salt, [*before, *new])
     chat = await lease_marks(await add_prompt(state, caller, body, call, settled), before)
     return await respond_to_chat(request, ResponseAnswer(chat, [*old, *new]), body.stream)
 
@@ -68,7 +68,7 @@ async def count_input_tokens(
     accept_fields(request, state, RESPONSES, body, body.left_out())
     adapter = adapter_of(state, body.model)
     messages = [*body.head(), *_earlier(state, caller, body), *body.conversation()]
-    settled = await set_aside(request, state, caller.narrow(body.cache_salt), messages)
+    settled = await set_aside(request, state, caller, body.cache_salt, messages)
     prompt, tokens = await render_chat(state, caller, body, settled.messages, adapter)
     count = state.llm.tokenizing.num_tokens(prompt.images, tokens.tokens)
     return {"object": "response.input_tokens", "input_tokens": count}

@@ -1,5 +1,7 @@
 """``/tokenize`` and ``/detokenize``, as vLLM has them."""
 
+from functools import cached_property
+
 from fastapi import APIRouter
 from pydantic import ConfigDict, Field, model_validator
 
@@ -41,6 +43,7 @@ class TokenizeBody(TemplateFields):
             raise ValueError("add_special_tokens is for texts: the chat template adds its own")
         return self
 
+    @cached_property
     def tool_use(self) -> ToolUse:
         """Return the tools that the prompt describes."""
         return tool_use(self.tools, None, True)

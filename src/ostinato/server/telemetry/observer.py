@@ -8,6 +8,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.server.access.accounts import PromptTokens
 from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
@@ -30,6 +31,7 @@ class ServedRequest:
         salt: The effective salt.
         accepted_s: When it was accepted, by ``time.monotonic``.
         output: Its newest output; None before the first token.
+        prompt: Its prompt's tokens by origin; None before the first token.
         first_token_s: Time of its first output, by the same clock; None before.
         gaps_s: Seconds from each output to the next one.
         error: The error it ended with, if any.
@@ -45,6 +47,7 @@ class ServedRequest:
     salt: str
     accepted_s: float
     output: RequestOutput | None = None
+    prompt: PromptTokens | None = None
     first_token_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)
     error: ApiError | None = None
@@ -65,7 +68,7 @@ class ServedRequest:
         num_returned = sum([len(part.token_ids) for part in output.outputs])
         self.num_generated = output.num_beam_tokens or num_returned
         if is_first:
-            self.first_token_s = now_s
+            self.first_token_s, self.prompt = now_s, PromptTokens.of(output)
         else:
             self.gaps_s.append(now_s - self._last_s)
         self._last_s = now_s

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostinato.core.identity import tenant_of
-from ostinato.server.access.accounts import Account, EndedRequest, FirstToken, PromptTokens
+from ostinato.server.access.accounts import Account, EndedRequest, FirstToken
 from ostinato.server.telemetry.observer import Observer, ServedRequest
 
 MAX_TENANTS = 64
@@ -71,9 +71,9 @@ class TenantUsage(Observer):
     def first_token(self, record: ServedRequest) -> None:
         """Count a prompt and its first token."""
         took_s = record.time_to_first_token_s
-        if record.output is None or took_s is None:
+        prompt = record.prompt
+        if prompt is None or took_s is None:
             return
-        prompt = PromptTokens.of(record.output)
         first = FirstToken(self._clock(), took_s, prompt.hit_share, record.request_id)
         self._account(record).book(prompt, first)
         progress = self._unfinished[record.request_id] = Progress(record, first.at_s)
@@ -130,8 +130,8 @@ class TenantUsage(Observer):
 def _ended(record: ServedRequest, now_s: float) -> EndedRequest:
     """Summarize a finished request that had a first token."""
     first_token_s = record.time_to_first_token_s
-    assert record.output is not None and first_token_s is not None
-    prompt = PromptTokens.of(record.output)
+    prompt = record.prompt
+    assert prompt is not None and first_token_s is not None
     return EndedRequest(
         id=record.request_id,
         tenant=record.tenant_name,

@@ -18,7 +18,6 @@ from typing import Any
 
 from ostinato.core.errors import ConfigError
 from ostinato.engine.requests.outputs import RequestTimings
-from ostinato.server.access.accounts import PromptTokens
 from ostinato.server.config import ServerConfig
 from ostinato.server.telemetry.observer import Observer, ServedRequest
 
@@ -114,11 +113,10 @@ def _phases(timings: RequestTimings, newest_s: float) -> list[tuple[str, float, 
 
 
 def _attributes_of(phase: str, record: ServedRequest) -> dict[str, Any]:
-    output = record.output
-    if output is None or phase == "queue":
+    output, prompt = record.output, record.prompt
+    if output is None or prompt is None or phase == "queue":
         return {}
     if phase == "prefill":
-        prompt = PromptTokens.of(output)
         return {
             "gen_ai.usage.input_tokens": prompt.total,
             **{f"ostinato.{origin}_tokens": number for origin, number in asdict(prompt).items()},
