@@ -16,11 +16,11 @@ from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.images.parts import images_in, without_sources
 from ostinato.protocol.answers import MessageUsage
-from ostinato.protocol.conversation import Message, ToolUse
+from ostinato.protocol.conversation import Message
 from ostinato.protocol.marks import Breakpoint
 from ostinato.server.call import Covered
 from ostinato.server.held_prefixes import HeldPrefixes, hold_all
-from ostinato.server.prompting import render_prompt
+from ostinato.server.prompting import ChatFields, render_prompt
 from ostinato.server.state import ServerState
 from ostinato.server.usage import Usage
 from ostinato.tenants.terms import ANTHROPIC_1H
@@ -62,7 +62,7 @@ class Kept:
         return {**usage, **loaded}
 
 
-class MarkedBody(Protocol):
+class MarkedBody(ChatFields, Protocol):
     """A conversation with marks."""
 
     def breakpoints(self) -> list[Breakpoint]:
@@ -71,15 +71,6 @@ class MarkedBody(Protocol):
 
     def conversation(self, number: int | None = None, /) -> list[Message]:
         """Return messages for chat templates: all, or those before a mark."""
-        ...
-
-    @property
-    def tool_use(self) -> ToolUse:
-        """Return which tools may be called, and how."""
-        ...
-
-    def template(self) -> dict[str, Any]:
-        """Return the options of the chat template."""
         ...
 
 
@@ -121,23 +112,6 @@ async def measure(
         num_tokens = state.llm.tokenizing.num_tokens(images, tokens.tokens[:num_common])
         places.append(Covered(num_tokens, len(images), mark.terms))
     return places
-
-
-async def measured(
-    state: ServerState,
-    prompt_context: Prompt,
-    body: MarkedBody,
-    tokens: TokenizedText,
-    before: Sequence[Message] = (),
-) -> tuple[Covered, ...]:
-    """Return what marks cover, as ``measure``; none where the template ends no turn there.
-
-    OpenAI's marks only speed later requests up, so that a template refuses none of them.
-    """
-    try:
-        return tuple(await measure(state, prompt_context, body, tokens, before))
-    except RequestError:
-        return ()
 
 
 async def keep(

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from ostinato.core.errors import RequestError
 from ostinato.engine.prompts.chat import sections_of
 from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
 from ostinato.engine.requests.prompts import Prompt
@@ -25,7 +26,7 @@ from ostinato.protocol.conversation import Message
 from ostinato.protocol.volatile import Settled
 from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_parser import ParsedAnswer
-from ostinato.server.breakpoints import measured
+from ostinato.server.breakpoints import measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.server.middleware.fields import show_report
@@ -156,12 +157,18 @@ async def add_prompt(
 async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -> Conversation[Any]:
     """Return a conversation whose prompt is leased up to the marks of its body.
 
+    OpenAI's marks only speed later requests up, so that a template that ends no turn at one of them
+    refuses no request.
+
     Args:
         chat: The conversation.
         before: Messages that precede those of the body.
     """
-    kept = await measured(chat.state, chat.prompt, chat.body, chat.tokens, before)
-    return replace(chat, call=replace(chat.call, kept=kept)) if kept else chat
+    try:
+        kept = await measure(chat.state, chat.prompt, chat.body, chat.tokens, before)
+    except RequestError:
+        return chat
+    return replace(chat, call=replace(chat.call, kept=tuple(kept))) if kept else chat
 
 
 class Answer(Protocol[OutputT]):
