@@ -27,15 +27,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.peers import engines
 from benchmarks.peers.checkpoint import SMOLLM2, read_text
-from benchmarks.peers.engines import (
-    OURS,
-    OURS_STREAMED,
-    SERVERS,
-    Engine,
-    environment_of,
-    http_worker_of,
-)
 from benchmarks.peers.processes import WorkerProcess
 from benchmarks.peers.protocol import Served, Talk
 from benchmarks.peers.samples import Draw, batch_of, decode_rate
@@ -43,10 +36,12 @@ from benchmarks.peers.samples import Draw, batch_of, decode_rate
 INTERVAL = 4
 BY_INTERVAL = f"HTTP, stream_interval={INTERVAL}"
 WAYS = {
-    "LLM.generate": OURS,
-    "AsyncLLM": OURS_STREAMED,
-    "HTTP": SERVERS[0],
-    BY_INTERVAL: replace(SERVERS[0], settings={**SERVERS[0].settings, "stream_interval": INTERVAL}),
+    "LLM.generate": engines.OURS,
+    "AsyncLLM": engines.OURS_STREAMED,
+    "HTTP": engines.SERVERS[0],
+    BY_INTERVAL: replace(
+        engines.SERVERS[0], settings={**engines.SERVERS[0].settings, "stream_interval": INTERVAL}
+    ),
 }
 GOALS = {"AsyncLLM": 0.05, "HTTP": 0.10, BY_INTERVAL: 0.10}
 TIMEOUT_S = 600.0
@@ -118,11 +113,11 @@ def _rows(samples: dict[str, list[Sample]]) -> list[list[str]]:
 
 def _started(way: str, options: argparse.Namespace, logs: Path) -> WorkerProcess:
     """Start what serves in one way, and load it."""
-    engine: Engine = WAYS[way]
+    engine: engines.Engine = WAYS[way]
     python, server = Path(sys.executable), dict[str, Any]()
-    environment = environment_of(engine, python, options.threads)
+    environment = engines.environment_of(engine, python, options.threads)
     if engine.kind == "http":
-        python, environment, server = http_worker_of(engine, python, options.threads)
+        python, environment, server = engines.http_worker_of(engine, python, options.threads)
     worker = WorkerProcess(engine.worker, python, environment, logs / f"{way}.log")
     settings = {
         "threads": options.threads,

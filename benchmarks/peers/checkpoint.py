@@ -23,17 +23,9 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.shapes import (
-    CHAT_TEMPLATE,
-    FULL,
-    GGUF_TYPES,
-    SHAPES,
-    Shape,
-    write_gguf,
-    write_safetensors,
-)
+from benchmarks.peers import shapes
 
-SMOLLM2 = Shape("llama", {
+SMOLLM2 = shapes.Shape("llama", {
     "vocab_size": 49_152, "max_position_embeddings": 8_192,
     "num_hidden_layers": 30, "num_key_value_heads": 3, "head_dim": 64,
 })  # fmt: skip
@@ -41,7 +33,7 @@ GGUF_FILE = "model.gguf"
 """A file of this name in a checkpoint is what llama.cpp runs."""
 
 
-def make_checkpoint(folder: Path, shape: Shape = FULL, seed: int = 0) -> Path:
+def make_checkpoint(folder: Path, shape: shapes.Shape = shapes.FULL, seed: int = 0) -> Path:
     """Write a checkpoint with a tokenizer, unless it is there already; returns the folder."""
     weights = folder / "model.safetensors"
     if weights.is_file():
@@ -53,7 +45,7 @@ def make_checkpoint(folder: Path, shape: Shape = FULL, seed: int = 0) -> Path:
     _write_tokenizer(folder, shape.vocab_size)
     _spell_for_older_loaders(folder / "config.json", config)
     partial = weights.with_suffix(".partial")
-    write_safetensors(partial, config, seed)
+    shapes.write_safetensors(partial, config, seed)
     partial.rename(weights)
     return folder
 
@@ -63,8 +55,8 @@ def make_gguf(folder: Path, name: str, kind: str, seed: int = 0) -> Path:
     path = folder / f"{name}-{kind}.gguf"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        shape, partial = SHAPES[name], path.with_suffix(".partial")
-        write_gguf(partial, shape.config(), kind, words(shape.vocab_size), seed)
+        shape, partial = shapes.SHAPES[name], path.with_suffix(".partial")
+        shapes.write_gguf(partial, shape.config(), kind, words(shape.vocab_size), seed)
         partial.rename(path)
     return path
 
@@ -136,7 +128,7 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
         pad_token="<|end|>",
-        chat_template=CHAT_TEMPLATE,
+        chat_template=shapes.CHAT_TEMPLATE,
     ).save_pretrained(folder)
 
 
@@ -156,8 +148,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="random")
-    parser.add_argument("--gguf", choices=GGUF_TYPES, help="write a GGUF file instead")
+    parser.add_argument("--shape", choices=shapes.SHAPES, default="random")
+    parser.add_argument("--gguf", choices=shapes.GGUF_TYPES, help="write a GGUF file instead")
     parser.add_argument("--smollm2", action="store_true")
     options = parser.parse_args()
     if options.smollm2:
@@ -165,7 +157,7 @@ def main() -> None:
     elif options.gguf:
         print(make_gguf(options.folder, options.shape, options.gguf))
     else:
-        print(make_checkpoint(options.folder, SHAPES[options.shape]))
+        print(make_checkpoint(options.folder, shapes.SHAPES[options.shape]))
 
 
 if __name__ == "__main__":

@@ -9,18 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.peers import report
+from benchmarks.peers import engines, report
 from benchmarks.peers.checkpoint import SMOLLM2, make_checkpoint, make_smollm2, read_text
-from benchmarks.peers.engines import (
-    MANAGERS,
-    PEERS,
-    SERVERS,
-    Engine,
-    parse_variant,
-    python_of,
-    serving_engines,
-    warnings_about,
-)
 from benchmarks.peers.machine import available_gib, stamp, touch_memory
 from benchmarks.peers.measures import Measure, named
 from benchmarks.peers.samples import FULL, QUICK
@@ -40,7 +30,9 @@ def main(description: str | None = None, arguments: list[str] | None = None) -> 
     except (ValueError, ModelError) as error:
         parser.error(str(error))
     warnings = [
-        word for each, python in plan.engines.items() for word in warnings_about(each, python)
+        word
+        for each, python in plan.engines.items()
+        for word in engines.warnings_about(each, python)
     ]
     for word in warnings:
         console.print(f"warning: {word}")
@@ -95,7 +87,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
+def make_plan(options: argparse.Namespace) -> tuple[Plan, list[engines.Engine]]:
     """Work out who is measured in what; returns the plan, and who is not installed.
 
     Raises:
@@ -103,16 +95,16 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
     """
     measures = named([name for name in options.measures.split(",") if name])
     wanted = {name for name in options.engines.split(",") if name}
-    variants = [parse_variant(text) for text in options.variant]
-    serving = serving_engines(options.weight_bits, options.kv_bits)
-    known = [*serving, *variants, *SERVERS, *MANAGERS]
+    variants = [engines.parse_variant(text) for text in options.variant]
+    serving = engines.serving_engines(options.weight_bits, options.kv_bits)
+    known = [*serving, *variants, *engines.SERVERS, *engines.MANAGERS]
     unknown = wanted - {engine.name for engine in known}
     if unknown:
         names = ", ".join(engine.name for engine in known)
         raise ValueError(f"no engine is called {min(unknown)}; there are {names}")
     homes = _homes(options.peer)
     chosen = [engine for engine in known if not wanted or engine.name in wanted]
-    pythons = {each: python_of(each, options.peers_folder, homes) for each in chosen}
+    pythons = {each: engines.python_of(each, options.peers_folder, homes) for each in chosen}
     sizes = QUICK if options.quick else FULL
     model, shape, text = _checkpoint(options)
     measures = _fitting(measures, options, sizes.longest >= shape.max_position_embeddings)
@@ -184,7 +176,9 @@ def _homes(peers: list[str]) -> dict[str, Path]:
     homes = {}
     for text in peers:
         name, equals, folder = text.partition("=")
-        if not equals or name not in {engine.home for engine in (*PEERS, *SERVERS, *MANAGERS)}:
+        if not equals or name not in {
+            engine.home for engine in (*engines.PEERS, *engines.SERVERS, *engines.MANAGERS)
+        }:
             raise ValueError(f"--peer {text!r}: write NAME=VENV, with the name of a peer")
         homes[name] = Path(folder)
     return homes

@@ -11,15 +11,7 @@ from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.protocol import (
-    Served,
-    Talk,
-    Worker,
-    answer_questions,
-    common,
-    now,
-    serve_by_steps,
-)
+from benchmarks.peers import protocol
 from benchmarks.peers.workers.gguf_file import gguf_of
 
 BATCH, MICRO_BATCH = 2048, 512
@@ -39,7 +31,7 @@ def kv_type(settings: dict[str, Any]) -> str:
     return kv
 
 
-class LlamaCpp(Worker):
+class LlamaCpp(protocol.Worker):
     """A context in which sequences may share cells."""
 
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -81,13 +73,13 @@ class LlamaCpp(Worker):
         taken["system"] = lib.llama_print_system_info().decode()
         return {"version": lib.__version__, "settings": taken}
 
-    def serve(self, talks: list[Talk]) -> Served:
+    def serve(self, talks: list[protocol.Talk]) -> protocol.Served:
         """Serve one batch of single turns, or conversations in slots."""
         prompts, lengths = [talk[0][0] for talk in talks], {talk[0][1] for talk in talks}
         if any(len(talk) > 1 for talk in talks) or len(lengths) > 1:
             return self._serve_in_slots(talks)
         [num_outputs] = lengths
-        start = now()
+        start = protocol.now()
         tokens, firsts = self._prefill(prompts, start)
         outputs = [[token] for token in tokens]
         for step in range(1, num_outputs):
@@ -98,11 +90,13 @@ class LlamaCpp(Worker):
             tokens = self._decode(rows)
             for output, token in zip(outputs, tokens, strict=True):
                 output.append(token)
-        seconds, count = now() - start, len(prompts)
+        seconds, count = protocol.now() - start, len(prompts)
         for sequence in range(count):
             self.lib.llama_memory_seq_rm(self.memory, sequence, -1, -1)
         cached = [self.reused] * count
-        return Served(seconds, firsts, [seconds] * count, [num_outputs] * count, cached, outputs)
+        return protocol.Served(
+            seconds, firsts, [seconds] * count, [num_outputs] * count, cached, outputs
+        )
 
     def _pool_in(self, settings: dict[str, Any]) -> None:
         """Make a context that pools last tokens, as its server does for embeddings and reranking.
@@ -121,7 +115,7 @@ class LlamaCpp(Worker):
 
     def embed(self, prompts: list[list[int]]) -> float:
         """Pool prompts one by one."""
-        start = now()
+        start = protocol.now()
         for prompt in prompts:
             self.lib.llama_memory_clear(self.memory, True)
             self.batch.n_tokens = len(prompt)
@@ -132,22 +126,22 @@ class LlamaCpp(Worker):
             if self.lib.llama_decode(self.context, self.batch):
                 raise RuntimeError("llama_decode failed")
             assert self.lib.llama_get_embeddings_seq(self.context, 0)
-        return now() - start
+        return protocol.now() - start
 
-    def _serve_in_slots(self, talks: list[Talk]) -> Served:
+    def _serve_in_slots(self, talks: list[protocol.Talk]) -> protocol.Served:
         for sequence in range(self.keeper + 1):
             self.lib.llama_memory_seq_rm(self.memory, sequence, -1, -1)
         self.kept = []
         slots = Slots(self, self.keeper)
-        served = serve_by_steps(slots, talks)
+        served = protocol.serve_by_steps(slots, talks)
         served.cached = slots.cached
         return served
 
     def _prefill(self, prompts: list[list[int]], start: float) -> tuple[list[int], list[float]]:
         """Compute the head that all share once, in the keeper's sequence, then each one's own."""
         several = len(prompts) > 1
-        head = prompts[0][: min(common(prompts), len(prompts[0]) - 1)]
-        self.reused = shared = common([self.kept, head])
+        head = prompts[0][: min(protocol.common(prompts), len(prompts[0]) - 1)]
+        self.reused = shared = protocol.common([self.kept, head])
         if (several and shared < len(head)) or shared < len(head) // 2:
             self.lib.llama_memory_seq_rm(self.memory, self.keeper, shared, -1)
             rows = [(head[at], at, self.keeper, False) for at in range(shared, len(head))]
@@ -160,7 +154,7 @@ class LlamaCpp(Worker):
             last = len(prompt) - 1
             rows += [(prompt[at], at, sequence, at == last) for at in range(shared, len(prompt))]
         firsts: list[float] = []
-        tokens = self._decode(rows, lambda: firsts.append(now() - start))
+        tokens = self._decode(rows, lambda: firsts.append(protocol.now() - start))
         return tokens, firsts
 
     def _decode(self, rows: list[tuple[int, int, int, bool]], note: Any = None) -> list[int]:
@@ -207,7 +201,7 @@ class Slots:
     def add(self, prompt: list[int], num_outputs: int) -> Hashable:
         """Take a request into the free slot that begins most like it."""
         lib, memory = self.worker.lib, self.worker.memory
-        alike = [min(common([held, prompt]), len(prompt) - 1) for held in self.held]
+        alike = [min(protocol.common([held, prompt]), len(prompt) - 1) for held in self.held]
         free = [slot for slot in range(len(self.held)) if slot not in self.left]
         slot = max(free, key=lambda at: (alike[at], -len(self.held[at])))
         best = max(range(len(alike)), key=alike.__getitem__)
@@ -243,4 +237,4 @@ class Slots:
 
 
 if __name__ == "__main__":
-    answer_questions(LlamaCpp())
+    protocol.answer_questions(LlamaCpp())

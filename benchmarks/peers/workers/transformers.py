@@ -8,18 +8,10 @@ clock stands still while keys and values are copied: a server would not copy the
 import copy
 from typing import Any
 
-from benchmarks.peers.protocol import (
-    Served,
-    Talk,
-    Unsupported,
-    Worker,
-    answer_questions,
-    common,
-    now,
-)
+from benchmarks.peers import protocol
 
 
-class Transformers(Worker):
+class Transformers(protocol.Worker):
     """A model, and the keys and values of one prefix."""
 
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -36,22 +28,22 @@ class Transformers(Worker):
         taken = {"attention": "sdpa", "torch": torch.__version__}
         return {"version": transformers.__version__, "settings": taken}
 
-    def serve(self, talks: list[Talk]) -> Served:
+    def serve(self, talks: list[protocol.Talk]) -> protocol.Served:
         """Serve one batch of single turns."""
         prompts, lengths = [talk[0][0] for talk in talks], {talk[0][1] for talk in talks}
         if any(len(talk) > 1 for talk in talks) or len(lengths) > 1:
-            raise Unsupported("plain forward passes have no scheduler")
+            raise protocol.Unsupported("plain forward passes have no scheduler")
         [num_outputs] = lengths
-        start, self.copying_s = now(), 0.0
+        start, self.copying_s = protocol.now(), 0.0
         rows = [[token] for token in self._prefill(prompts)]
-        first = now() - start - self.copying_s
+        first = protocol.now() - start - self.copying_s
         outputs = [list(row) for row in rows]
         for _ in range(num_outputs - 1):
             rows = [[token] for token in self._forward(rows, self.cache)]
             for output, row in zip(outputs, rows, strict=True):
                 output += row
-        seconds, count = now() - start - self.copying_s, len(prompts)
-        return Served(
+        seconds, count = protocol.now() - start - self.copying_s, len(prompts)
+        return protocol.Served(
             seconds,
             [first] * count,
             [seconds] * count,
@@ -62,8 +54,8 @@ class Transformers(Worker):
 
     def _prefill(self, prompts: list[list[int]]) -> list[int]:
         """Compute what is not there; returns the first tokens, and leaves the batch's cache."""
-        head = prompts[0][: min(common(prompts), len(prompts[0]) - 1)]
-        num_cached = self.reused = common([self.kept[0], head])
+        head = prompts[0][: min(protocol.common(prompts), len(prompts[0]) - 1)]
+        num_cached = self.reused = protocol.common([self.kept[0], head])
         self.cache = self._copy_of_kept(num_cached)
         if len(prompts) > 1:
             if num_cached < len(head):  # what all begin with is computed once, and kept
@@ -83,9 +75,9 @@ class Transformers(Worker):
         return DynamicCache(config=self.model.config)
 
     def _copy(self, cache: Any) -> Any:
-        begin = now()
+        begin = protocol.now()
         copied = copy.deepcopy(cache)
-        self.copying_s += now() - begin
+        self.copying_s += protocol.now() - begin
         return copied
 
     def _copy_of_kept(self, num_tokens: int) -> Any:
@@ -106,4 +98,4 @@ class Transformers(Worker):
 
 
 if __name__ == "__main__":
-    answer_questions(Transformers())
+    protocol.answer_questions(Transformers())

@@ -4,17 +4,10 @@ import os
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from benchmarks.peers.protocol import (
-    Served,
-    Talk,
-    Worker,
-    answer_questions,
-    now,
-    serve_by_steps,
-)
+from benchmarks.peers import protocol
 
 
-class VLLM(Worker):
+class VLLM(protocol.Worker):
     """``LLMEngine``, in this process (its environment says so, see ``engines``)."""
 
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -44,28 +37,28 @@ class VLLM(Worker):
         }
         return {"version": vllm.__version__, "settings": taken}
 
-    def serve(self, talks: list[Talk]) -> Served:
+    def serve(self, talks: list[protocol.Talk]) -> protocol.Served:
         """Serve step by step."""
         self.counts: dict[str, int] = {}
         self.cached: dict[str, int] = {}
-        served = serve_by_steps(self, talks)
+        served = protocol.serve_by_steps(self, talks)
         served.cached = list(self.cached.values())
         return served
 
     def embed(self, prompts: list[list[int]]) -> float:
         """Embed prompts; its own prefix cache is on."""
-        start = now()
+        start = protocol.now()
         self.llm.embed([{"prompt_token_ids": prompt} for prompt in prompts], use_tqdm=False)
-        return now() - start
+        return protocol.now() - start
 
     def search(self, prompt: list[int], width: int, num_outputs: int) -> float:
         """Search beams; each step of each is a request of one token."""
         from vllm.sampling_params import BeamSearchParams
 
         params = BeamSearchParams(beam_width=width, max_tokens=num_outputs, ignore_eos=True)
-        start = now()
+        start = protocol.now()
         self.llm.beam_search([{"prompt_token_ids": prompt}], params)
-        return now() - start
+        return protocol.now() - start
 
     def add(self, prompt: list[int], num_outputs: int) -> Hashable:
         """Give the engine a request."""
@@ -92,4 +85,4 @@ class VLLM(Worker):
 
 
 if __name__ == "__main__":
-    answer_questions(VLLM())
+    protocol.answer_questions(VLLM())
