@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.workers.gguf_file import add_words
+
 _PIECE = 1 << 22
 """Elements that are drawn at once."""
 
@@ -301,8 +303,6 @@ def _format(name: str, shape: tuple[int, ...], kind: str, config: Any) -> str:
 
 
 def _write_header(writer: Any, config: Any, tokens: list[str]) -> None:
-    import gguf
-
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     writer.add_context_length(config.max_position_embeddings)
@@ -322,16 +322,7 @@ def _write_header(writer: Any, config: Any, tokens: list[str]) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.model_type == "gemma3_text":
         writer.add_sliding_window(config.sliding_window)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    merged = tokens[1] + tokens[2]  # loaders want a merge, and its result among the tokens
-    writer.add_token_list([*tokens[:-1], merged])
-    writer.add_token_merges([f"{tokens[1]} {tokens[2]}"])
-    kinds = [gguf.TokenType.CONTROL, *[gguf.TokenType.NORMAL] * (len(tokens) - 1)]
-    writer.add_token_types(kinds)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
-    writer.add_add_bos_token(False)
+    add_words(writer, tokens)
     writer.add_chat_template(CHAT_TEMPLATE)
 
 

@@ -5,7 +5,7 @@
     PEERS/llamacpp/bin/python -m benchmarks.peers.workers.gguf_file CHECKPOINT Q4_0
 
 A checkpoint that came out of a GGUF file has that file in it, with its tokenizer, and llama.cpp
-converts it. There is no tokenizer in a converted Qwen3: all its prompts are token ids.
+converts it.
 """
 
 import ctypes
@@ -74,7 +74,7 @@ def _write(model: Path, goal: Path) -> None:
     from safetensors import safe_open
 
     writer = gguf.GGUFWriter(str(goal), "qwen3")
-    _write_header(writer, json.loads((model / "config.json").read_text()))
+    _write_header(writer, model)
     with safe_open(model / "model.safetensors", "pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 - it is no dict
             values = tensors.get_tensor(name).float().numpy()
@@ -89,9 +89,10 @@ def _write(model: Path, goal: Path) -> None:
     writer.close()
 
 
-def _write_header(writer: Any, config: dict[str, Any]) -> None:
+def _write_header(writer: Any, model: Path) -> None:
     import gguf
 
+    config = json.loads((model / "config.json").read_text())
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -103,8 +104,24 @@ def _write_header(writer: Any, config: dict[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+    ids: dict[str, int] = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    add_words(writer, sorted(ids, key=lambda word: ids[word]))
+
+
+def add_words(writer: Any, tokens: list[str]) -> None:
+    """Write a tokenizer whose words are ``tokens``, by id; the first one ends a text."""
+    import gguf
+
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    merged = tokens[1] + tokens[2]  # loaders want a merge, and its result among the tokens
+    writer.add_token_list([*tokens[:-1], merged])
+    writer.add_token_merges([f"{tokens[1]} {tokens[2]}"])
+    kinds = [gguf.TokenType.CONTROL, *[gguf.TokenType.NORMAL] * (len(tokens) - 1)]
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_add_bos_token(False)
 
 
 def name_of(tensor: str) -> str:
