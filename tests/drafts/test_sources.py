@@ -14,6 +14,8 @@ from ostinato.drafts.own_text import OwnText
 from ostinato.drafts.tree_text import MAX_TOKEN_BYTES, TreeText, index_bytes
 
 TEXT = "the quick brown fox jumps"
+MANY_PLACES = 2**22
+"""So many that no text here displaces another."""
 
 
 def ids(text: str) -> "array[int]":
@@ -28,7 +30,7 @@ class Caches:
     """A cache with blocks of four letters, and the text of its blocks."""
 
     def __init__(self, num_blocks: int = 32) -> None:
-        self.tree = TreeText(num_blocks, 4, num_places=2**22)  # so that none is displaced
+        self.tree = TreeText(num_blocks, 4, num_places=MANY_PLACES)
         config = CacheConfig(num_blocks=num_blocks, block_size=4)
         self.manager = CacheManager(config, observers=[self.tree])
 
@@ -66,7 +68,7 @@ def test_a_table_keeps_the_newest_position():
 
 def test_own_text_goes_on_as_it_did_where_its_last_tokens_stood():
     """In "abcdXYabcd" the last four letters stood before XY."""
-    own, key = OwnText(), PrefixKey(Identity(), ids("abcdXYabcd"))
+    own, key = OwnText(MANY_PLACES), PrefixKey(Identity(), ids("abcdXYabcd"))
     own.update(key)
     place = own.place(key, SHORT)
     assert spell(own.read_on(key, place, 5)) == "XYabc"
@@ -74,7 +76,7 @@ def test_own_text_goes_on_as_it_did_where_its_last_tokens_stood():
 
 
 def test_a_repetition_goes_on_behind_the_end_of_the_text():
-    own, key = OwnText(), PrefixKey(Identity(), ids("-xy-xy-xy-xy"))
+    own, key = OwnText(MANY_PLACES), PrefixKey(Identity(), ids("-xy-xy-xy-xy"))
     own.update(key)
     assert spell(own.read_on(key, own.place(key, LONG), 7)) == "-xy-xy-"
 
@@ -82,7 +84,7 @@ def test_a_repetition_goes_on_behind_the_end_of_the_text():
 def test_own_text_is_indexed_token_by_token_and_in_bulk_alike():
     """A text that grows by one token finds what a new reader of the whole finds."""
     text = "".join(chr(97 + (n * n) % 7) for n in range(300))
-    grown, key = OwnText(), PrefixKey(Identity(), ids(text[:50]))
+    grown, key = OwnText(MANY_PLACES), PrefixKey(Identity(), ids(text[:50]))
     num_found = num_alike = 0
     for letter in text[50:]:
         key.append(ord(letter))

@@ -22,8 +22,9 @@ class OwnText:
         weights: Of the last ``LONG`` and ``SHORT`` tokens, as ``weigh`` returns them.
     """
 
-    def __init__(self) -> None:
-        """Begin with nothing indexed."""
+    def __init__(self, min_places: int = 256) -> None:
+        """Begin with nothing indexed; tables have four places per token, and at least these."""
+        self._min_places = min_places
         self.weights: dict[int, int] = {}
         self._num_indexed = 0
         self._tables: dict[int, NgramTable] = {}
@@ -57,7 +58,7 @@ class OwnText:
         """
         end = len(key.tokens)
         if not self._tables or 2 * end > len(self._tables[SHORT].places):
-            self._tables = {n: NgramTable(n, max(256, 4 * end)) for n in (LONG, SHORT)}
+            self._tables = {n: NgramTable(n, max(self._min_places, 4 * end)) for n in (LONG, SHORT)}
             self._num_indexed = 0
         for length, table in self._tables.items():
             first = max(self._num_indexed, length)
