@@ -26,6 +26,7 @@ from ostinato import AsyncLLM
 from ostinato.core.plan import TokenConstraint
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.requests.prompts import parse_prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
@@ -298,7 +299,7 @@ class ScriptedLLM(AsyncLLM):
         self, prompt: Any, sampling_params: SamplingParams, *args: Any, **more: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt as the script says."""
-        text = await self.decode(list(prompt["prompt_token_ids"]))
+        text = await self.decode(list(parse_prompt(prompt).token_ids or ()))
         form = self._grammars.dictate(self.script(text), sampling_params.structured_outputs)
         params = replace(sampling_params, structured_outputs=form)
         last: RequestOutput | None = None

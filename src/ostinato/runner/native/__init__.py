@@ -14,6 +14,7 @@ it, everything runs in plain torch. Files in reading order:
 * ``angles``: frequencies and angles of RoPE with the same bits on every system
 * ``sampling``: sampling, and log-probabilities
 * ``delta``: the step of a gated delta rule
+* ``scan``: the gated delta rule, Mamba 2 and short convolutions over a prompt
 * ``store``: a KV store that the library reads
 
 Rules: C++ checks no bounds, so all are checked here, before the call. Planning is the exception,
