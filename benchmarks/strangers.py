@@ -247,17 +247,22 @@ async def over_http(server: str, model: str, options: argparse.Namespace) -> Asy
             async def stream(prompt: list[int], num_tokens: int, kind: str) -> AsyncIterator[int]:
                 body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
                 body |= {"temperature": 0, "ignore_eos": True}
+                body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
                 if server == "ours":
                     body["cache_salt"] = "hits" if kind == "hit" else "strangers"
                 async with session.post("/v1/completions", json=body) as answer:
                     answer.raise_for_status()
-                    is_first = kind == "hit"
+                    known = 0
                     async for line in answer.content:
                         if line.startswith(b"data: {"):
-                            if is_first:
-                                names.append(json.loads(line[6:])["id"])
-                            is_first = False
-                            yield 1
+                            event = json.loads(line[6:])
+                            if kind == "hit" and not known:
+                                names.append(event["id"])
+                            usage = event.get("usage") or {}  # llama-server has it at the end
+                            number = usage.get("completion_tokens", known + 1) - known
+                            known += number
+                            if number > 0:
+                                yield number
 
             async def complete(figures: Figures) -> None:
                 if server != "ours":
