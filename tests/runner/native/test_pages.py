@@ -13,7 +13,7 @@ from ostinato.runner.huge_pages import PAGE_BYTES
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native import store as store_file
 from ostinato.runner.native.library import library
-from ostinato.runner.native.pages import Area, take_pages
+from ostinato.runner.native.pages import SPAN, Area, PagesAhead, take_pages
 from ostinato.runner.native.store import NativeKVStore
 from tests.support.instruction_sets import needs_library
 
@@ -74,6 +74,43 @@ def test_memory_that_cannot_be_had_is_an_error(mapping):
     """The kernel answers ENOMEM for what it cannot bring, here because nothing is mapped there."""
     with pytest.raises(MemoryError, match="bytes"):
         take_pages([Area(2**46, PAGE_BYTES, 1, PAGE_BYTES)], 2, 60)
+
+
+def test_pages_are_taken_before_the_slots_that_are_written_reach_them(mapping):
+    """Five huge pages of 8,192 slots: one span ahead of the highest slot, and no more."""
+    before = resident_bytes(mapping)
+    ahead = PagesAhead([Area(mapping.ctypes.data, len(mapping), 1, 0)], len(mapping) // 256, 0)
+
+    taken = []
+    for slot in (0, 1, SPAN, SPAN + 1, 4 * SPAN):
+        ahead.reach(slot)
+        ahead.wait()
+        taken.append((resident_bytes(mapping) - before) // PAGE_BYTES)
+
+    assert taken[1] <= taken[0] + 1 <= 3, "a huge page may begin before the mapping"
+    assert taken == sorted(taken) and taken[-1] >= 3
+    assert not mapping.any()
+
+
+def test_nothing_is_taken_ahead_of_a_closed_store(mapping):
+    ahead = PagesAhead([Area(mapping.ctypes.data, len(mapping), 1, 0)], len(mapping) // 256, 0)
+    before = resident_bytes(mapping)
+
+    ahead.close()
+    ahead.reach(0)
+    ahead.wait()
+
+    assert resident_bytes(mapping) == before
+
+
+def test_memory_that_cannot_be_had_ahead_is_a_warning(caplog):
+    """Who writes there waits for the kernel, as without this."""
+    ahead = PagesAhead([Area(2**46, PAGE_BYTES, 1, 0)], PAGE_BYTES // 256, 0)
+
+    ahead.reach(0)
+    ahead.wait()
+
+    assert "no memory for the next keys and values" in caplog.text
 
 
 @needs_library

@@ -17,6 +17,7 @@ import ctypes
 import logging
 import mmap
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import byref
@@ -29,7 +30,7 @@ from ostinato.runner.kv.kv_codes import decode, row_bytes
 from ostinato.runner.kv.kv_store import Bytes, KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Ints, Slots, fill_rows
 from ostinato.runner.native.ctypes_api import KV_DTYPES, Kv, Rows
-from ostinato.runner.native.pages import Area, take_pages
+from ostinato.runner.native.pages import Area, PagesAhead, take_pages
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class NativeKVStore(KVStore):
         self._kv: dict[int, Kv] = {}
         self._rows = Rows(), Rows()
         super().__init__(spec, num_blocks, block_size, dtype, "cpu", layers)
-        self._take_pages()
+        self._ahead = PagesAhead(self._areas, self.num_slots, self._take_pages())
+        weakref.finalize(self, self._ahead.close)
 
     def of_layer(self, layer: int) -> Kv:
         """Return the addresses of a layer's keys and values, valid as long as the store."""
@@ -76,7 +78,10 @@ class NativeKVStore(KVStore):
 
     def check_slots(self, slots: Ints) -> Slots:
         """Check slots once for many calls; shape (n,)."""
-        return Slots.within(slots, self.num_slots)
+        checked = Slots.within(slots, self.num_slots)
+        if len(checked.ids):
+            self._ahead.reach(int(checked.ids.max()))
+        return checked
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Store one layer's keys and values of some tokens; see ``KVStore``."""
@@ -170,8 +175,8 @@ class NativeKVStore(KVStore):
             block_size=self.block_size,
         )
 
-    def _take_pages(self) -> None:
-        """Allocate the memory of the first blocks, and log how much it was.
+    def _take_pages(self) -> int:
+        """Allocate the memory of the first blocks, and log how much it was; returns their slots.
 
         Raises:
             ConfigError: The kernel has less memory than it has mapped.
@@ -182,11 +187,14 @@ class NativeKVStore(KVStore):
         except MemoryError as error:
             raise self._too_large() from error
         logger.info(
-            "%.2f of %.2f GiB for keys and values taken in %.1f s, the rest when it is written",
+            "%.2f of %.2f GiB for keys and values taken in %.1f s, the rest as it is needed",
             taken / 2**30,
             sum(area.num_bytes for area in self._areas) / 2**30,
             time.perf_counter() - start,
         )
+        first = min(self.num_slots, TOKENS_AT_START)
+        is_complete = taken >= sum(area.num_parts * area.first_bytes for area in self._areas)
+        return first if is_complete else 0
 
     def _zeros(self, num_heads: int, dim: int) -> int:
         """Return the address of zeroed memory that exists as long as the store."""
