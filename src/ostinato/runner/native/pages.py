@@ -34,7 +34,7 @@ PATIENCE = 2.0
 SPAN = 8_192
 """Slots whose pages are allocated together: of 128 numbers of 16 bits, a huge page has so many."""
 
-REST = 3.0
+REST = 9.0
 """Times as long as it works that the thread which allocates pages ahead rests."""
 
 
