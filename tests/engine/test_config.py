@@ -235,3 +235,10 @@ def test_a_closed_engine_says_so(checkpoints: Checkpoints):
 
     with pytest.raises(EngineStopped, match="this LLM was closed"):
         llm.generate([5], GREEDY)
+
+
+@pytest.mark.parametrize(("given", "limit_ms"), [({}, 10_000), ({"max_step_ms": 40}, 40)])
+def test_steps_of_a_batch_are_long_unless_a_limit_is_set(given: dict[str, int], limit_ms: int):
+    with LLM("tiny-shakespeare", num_blocks=16, **given) as llm:
+        assert llm.engine.config.max_step_ms == limit_ms
+    assert EngineConfig.of("tiny-shakespeare", {}).max_step_ms == 250, "of a server"

@@ -126,6 +126,18 @@ def test_a_store_whose_pages_are_not_to_be_had_names_the_settings(monkeypatch):
 
 
 @needs_library
+def test_a_store_has_pages_taken_ahead_of_the_highest_slot_of_a_step(monkeypatch):
+    reached: list[int] = []
+    monkeypatch.setattr(PagesAhead, "reach", lambda _, slot: reached.append(slot))
+    store = NativeKVStore(library(), KVSpec((LayerKV(1, 32, 32),)), 8, 16, torch.bfloat16)
+
+    store.check_slots(np.array([5, 70, 6]))
+    store.check_slots(np.array([], dtype=np.int64))
+
+    assert reached == [70]
+
+
+@needs_library
 def test_a_store_says_what_it_took(caplog):
     spec = KVSpec((LayerKV(2, 64, 64),) * 3)
 

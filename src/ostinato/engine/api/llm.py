@@ -52,7 +52,7 @@ from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
 
 BATCH_STEP_MS = 10_000
-"""``max_step_ms`` of a batch, whose answers nobody reads before the last one."""
+"""``max_step_ms`` by default: a batch returns all answers together, so only its rate counts."""
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
