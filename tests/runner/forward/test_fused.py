@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from ostinato import LLM, SamplingParams
@@ -162,6 +163,25 @@ def test_what_a_block_does_beside_its_experts_is_noticed(
 
     with nullcontext() if reason is None else pytest.raises(Unknown, match=reason):
         check_mixture(block, "gate", "experts", 2, torch.bfloat16)
+
+
+def test_a_shared_expert_without_storage_is_noticed_whatever_memory_holds(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A product with a ``meta`` weight gives memory as it is; fresh pages are zeros."""
+    multiply = torch.nn.functional.linear
+
+    def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.is_meta:
+            return rows.new_zeros(*rows.shape[:-1], len(weight))
+        return multiply(rows, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", product)
+    with torch.device("meta"):
+        block = Qwen2MoeSparseMoeBlock(make_config("qwen2_moe"))
+
+    with pytest.raises(Unknown, match="computes more than its experts do"):
+        check_mixture(block, "gate", "experts", 2, torch.float32)
 
 
 def test_what_is_called_has_packed_weights_too(checkpoints: Checkpoints):

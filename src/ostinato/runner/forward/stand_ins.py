@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from ostinato.runner.attention.backend import AttentionStyle
@@ -431,9 +432,21 @@ def _stand_in(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module
 def _call_twin(
     module: nn.Module, children: Mapping[str, nn.Module], rows: Tensor, keywords: dict[str, Any]
 ) -> Any:
+    """Call a copy of a module with some children replaced, its missing weights random.
+
+    A product of rows and a weight without storage (``meta``) raises no error in ``torch``: it
+    returns memory as it is, often zeros.
+    """
+    twin = _stand_in(module, children)
+    random = torch.Generator().manual_seed(1)
+    weights = {
+        name: _random(tuple(weight.shape), weight.dtype, random)
+        for name, weight in twin.named_parameters()
+        if weight.is_meta
+    }
     try:
         with torch.no_grad():
-            return _stand_in(module, children)(rows, **keywords)
+            return functional_call(twin, weights, (rows,), keywords)
     except Exception as error:  # code of any model
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise Unknown(f"{type(module).__name__} has operations of its own ({reason})") from error
