@@ -1,20 +1,21 @@
-"""When is memory for keys and values taken from the kernel?"""
+"""Memory for keys and values is taken from the kernel before it is written."""
 
 import mmap
 import platform
+import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
-from ostinato.core.errors import ConfigError
 from ostinato.runner.huge_pages import PAGE_BYTES
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV
-from ostinato.runner.native import store as store_file
+from ostinato.runner.native import pages
 from ostinato.runner.native.library import library
-from ostinato.runner.native.pages import SPAN, Area, PagesAhead, take_pages
-from ostinato.runner.native.store import NativeKVStore
+from ostinato.runner.native.pages import SPAN, Area, PagesAhead
+from ostinato.runner.native.store import TOKENS_AT_START, NativeKVStore
 from tests.support.instruction_sets import needs_library
 
 LINUX = tuple(int(part) for part in platform.release().split(".")[:2])
@@ -42,44 +43,46 @@ def resident_bytes(content: np.ndarray) -> int:
     return found
 
 
-def whole(mapping: np.ndarray, num_parts: int = 1) -> Area:
-    return Area(mapping.ctypes.data, len(mapping), num_parts, len(mapping) // num_parts + 1)
+def pages_of(mapping: np.ndarray, num_parts: int = 1) -> PagesAhead:
+    """Rows of 256 bytes: a huge page has 8,192 of them."""
+    areas = [Area(mapping.ctypes.data, len(mapping), num_parts)]
+    return PagesAhead(areas, len(mapping) // num_parts // 256)
 
 
 @pytest.mark.parametrize("num_parts", [1, 3, 8])
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_all_pages_are_taken_where_there_is_time(mapping, num_parts, num_threads):
+def test_all_pages_of_the_first_slots_are_taken(mapping, num_parts):
     before = resident_bytes(mapping)
+    ahead = pages_of(mapping, num_parts)
 
-    taken = take_pages([whole(mapping, num_parts)], num_threads, 60)
+    ahead.begin(len(mapping))
+    ahead.wait()
 
-    assert taken >= len(mapping)
     assert resident_bytes(mapping) - before >= len(mapping) - 4096
     assert not mapping.any()
 
 
 def test_of_each_part_no_more_is_taken_than_its_beginning(mapping):
     before = resident_bytes(mapping)  # the kernel joins mappings that are neighbours
+    ahead = pages_of(mapping)
 
-    take_pages([Area(mapping.ctypes.data, len(mapping), 1, 4096)], 2, 60)
+    ahead.begin(16)
+    ahead.wait()
 
-    assert resident_bytes(mapping) - before <= 2 * PAGE_BYTES
-
-
-def test_nothing_is_taken_once_time_is_up(mapping):
-    assert take_pages([whole(mapping)], 2, 0) == 0
+    assert 0 < resident_bytes(mapping) - before <= 2 * PAGE_BYTES
 
 
-def test_memory_that_cannot_be_had_is_an_error(mapping):
-    """The kernel answers ENOMEM for what it cannot bring, here because nothing is mapped there."""
-    with pytest.raises(MemoryError, match="bytes"):
-        take_pages([Area(2**46, PAGE_BYTES, 1, PAGE_BYTES)], 2, 60)
+def test_a_store_below_a_huge_page_has_no_thread(mapping):
+    ahead = pages_of(mapping[:4096])
+
+    ahead.begin(16)
+
+    assert "ostinato-pages" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_pages_are_taken_before_the_slots_that_are_written_reach_them(mapping):
     """Five huge pages of 8,192 slots: one span ahead of the highest slot, and no more."""
     before = resident_bytes(mapping)
-    ahead = PagesAhead([Area(mapping.ctypes.data, len(mapping), 1, 0)], len(mapping) // 256, 0)
+    ahead = pages_of(mapping)
 
     taken = []
     for slot in (0, 1, SPAN, SPAN + 1, 4 * SPAN):
@@ -93,36 +96,45 @@ def test_pages_are_taken_before_the_slots_that_are_written_reach_them(mapping):
 
 
 def test_nothing_is_taken_ahead_of_a_closed_store(mapping):
-    ahead = PagesAhead([Area(mapping.ctypes.data, len(mapping), 1, 0)], len(mapping) // 256, 0)
+    ahead = pages_of(mapping)
     before = resident_bytes(mapping)
 
     ahead.close()
+    ahead.begin(SPAN)
     ahead.reach(0)
     ahead.wait()
 
     assert resident_bytes(mapping) == before
 
 
+def test_a_store_that_goes_waits_for_the_page_that_is_being_taken(mapping, monkeypatch):
+    """Or the kernel would be asked for pages of memory that belongs to something else by then."""
+    entered, left = threading.Event(), threading.Event()
+
+    def populate(*_: int) -> bool:
+        entered.set()
+        time.sleep(0.05)
+        left.set()
+        return True
+
+    monkeypatch.setattr(pages, "_populate", populate)
+    ahead = pages_of(mapping)
+    ahead.begin(SPAN)
+    assert entered.wait(60)
+
+    ahead.close()
+
+    assert left.is_set()
+
+
 def test_memory_that_cannot_be_had_ahead_is_a_warning(caplog):
     """Who writes there waits for the kernel, as without this."""
-    ahead = PagesAhead([Area(2**46, PAGE_BYTES, 1, 0)], PAGE_BYTES // 256, 0)
+    ahead = PagesAhead([Area(2**46, PAGE_BYTES, 1)], PAGE_BYTES // 256)
 
     ahead.reach(0)
     ahead.wait()
 
     assert "no memory for the next keys and values" in caplog.text
-
-
-@needs_library
-def test_a_store_whose_pages_are_not_to_be_had_names_the_settings(monkeypatch):
-    def refuse(*_: object) -> int:
-        raise MemoryError
-
-    monkeypatch.setattr(store_file, "take_pages", refuse)
-    spec = KVSpec((LayerKV(2, 8, 8),))
-
-    with pytest.raises(ConfigError, match=r"num_blocks=4 .* lower num_blocks or kv_cache_memory"):
-        NativeKVStore(library(), spec, 4, 16, torch.bfloat16)
 
 
 @needs_library
@@ -138,13 +150,13 @@ def test_a_store_has_pages_taken_ahead_of_the_highest_slot_of_a_step(monkeypatch
 
 
 @needs_library
-def test_a_store_says_what_it_took(caplog):
-    spec = KVSpec((LayerKV(2, 64, 64),) * 3)
+def test_a_store_takes_the_pages_of_its_first_tokens_from_the_start(monkeypatch):
+    begun: list[int] = []
+    monkeypatch.setattr(PagesAhead, "begin", lambda _, num_slots: begun.append(num_slots))
 
-    with caplog.at_level("INFO"):
-        NativeKVStore(library(), spec, 500, 16, torch.bfloat16)
+    NativeKVStore(library(), KVSpec((LayerKV(2, 64, 64),)), 8, 16, torch.bfloat16)
 
-    assert any("for keys and values taken in" in message for message in caplog.messages)
+    assert begun == [TOKENS_AT_START]
 
 
 @needs_library

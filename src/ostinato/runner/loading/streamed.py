@@ -128,6 +128,10 @@ class PackingRecorder(Protocol):
         """Return a function that packs likewise, and keeps what it packs."""
         ...
 
+    def wait(self) -> None:
+        """Wait until all that was packed is kept: its memory moves no more."""
+        ...
+
     def add_embedding(self, model: "PreTrainedModel") -> None:
         """Keep the embedding."""
         ...
@@ -394,9 +398,12 @@ def complete_model(
     with torch.no_grad():
         if chosen.name == "fused":
             decoder = parse_decoder(model, known.probed.styles_by_layer, pack)
-            chosen = replace(chosen, fused=FusedForward(decoder, required_library(), known.call))
         else:
             pack_linears(model, pack)
+        if recorder is not None:
+            recorder.wait()
+        if chosen.name == "fused":
+            chosen = replace(chosen, fused=FusedForward(decoder, required_library(), known.call))
     kept, packed = model.get_input_embeddings(), model.get_output_embeddings()
     if is_tied and isinstance(kept, BlockEmbedding) and isinstance(packed, PackedLinear):
         packed.tied = (kept,)

@@ -14,9 +14,7 @@ No Python code depends on this layout.
 """
 
 import ctypes
-import logging
 import mmap
-import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,15 +28,13 @@ from ostinato.runner.kv.kv_codes import decode, row_bytes
 from ostinato.runner.kv.kv_store import Bytes, KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Ints, Slots, fill_rows
 from ostinato.runner.native.ctypes_api import KV_DTYPES, Kv, Rows
-from ostinato.runner.native.pages import Area, PagesAhead, take_pages
-
-logger = logging.getLogger(__name__)
+from ostinato.runner.native.pages import Area, PagesAhead
 
 TOKEN_GROUP = 16
 """Block sizes are a multiple of this."""
 
 TOKENS_AT_START = 16_384
-"""Slots whose memory is allocated at the start, for the first prompts."""
+"""Slots whose memory is allocated from the start on, for the first prompts."""
 
 
 class NativeKVStore(KVStore):
@@ -69,7 +65,8 @@ class NativeKVStore(KVStore):
         self._kv: dict[int, Kv] = {}
         self._rows = Rows(), Rows()
         super().__init__(spec, num_blocks, block_size, dtype, "cpu", layers)
-        self._ahead = PagesAhead(self._areas, self.num_slots, self._take_pages())
+        self._ahead = PagesAhead(self._areas, self.num_slots)
+        self._ahead.begin(TOKENS_AT_START)
         weakref.finalize(self, self._ahead.close)
 
     def of_layer(self, layer: int) -> Kv:
@@ -175,27 +172,6 @@ class NativeKVStore(KVStore):
             block_size=self.block_size,
         )
 
-    def _take_pages(self) -> int:
-        """Allocate the memory of the first blocks, and log how much it was; returns their slots.
-
-        Raises:
-            ConfigError: The kernel has less memory than it has mapped.
-        """
-        start = time.perf_counter()
-        try:
-            taken = take_pages(self._areas, torch.get_num_threads())
-        except MemoryError as error:
-            raise self._too_large() from error
-        logger.info(
-            "%.2f of %.2f GiB for keys and values taken in %.1f s, the rest as it is needed",
-            taken / 2**30,
-            sum(area.num_bytes for area in self._areas) / 2**30,
-            time.perf_counter() - start,
-        )
-        first = min(self.num_slots, TOKENS_AT_START)
-        is_complete = taken >= sum(area.num_parts * area.first_bytes for area in self._areas)
-        return first if is_complete else 0
-
     def _zeros(self, num_heads: int, dim: int) -> int:
         """Return the address of zeroed memory that exists as long as the store."""
         size = row_bytes(dim, self.dtype)
@@ -226,7 +202,6 @@ class NativeKVStore(KVStore):
         with suppress(OSError, AttributeError):  # without huge pages (macOS), small ones are used
             memory.madvise(mmap.MADV_HUGEPAGE)
         content = np.frombuffer(memory, dtype=np.uint8)
-        first_bytes = min(self.num_slots, TOKENS_AT_START) * size
-        self._areas.append(Area(content.ctypes.data, num_bytes, max(1, num_heads), first_bytes))
+        self._areas.append(Area(content.ctypes.data, num_bytes, max(1, num_heads)))
         shape = num_heads, self.num_blocks + 1, size * self.block_size
         return content[: num_heads * self.num_slots * size].reshape(shape)

@@ -1,12 +1,13 @@
 """Writes an entry while a model is packed.
 
-Each packed weight is written, and then used as it is mapped from the file: a first start keeps no
-more memory of its own than a second one.
+Each packed weight is written while the next one is packed, and then used as it is mapped from the
+file: a first start keeps no more memory of its own than a second one.
 """
 
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -53,6 +54,8 @@ class Recorder:
         self._embedding: nn.Module | None = None
         self._moved: list[nn.Parameter] = []
         self._is_in_use = False
+        self._thread: ThreadPoolExecutor | None = None
+        self._written: Future[None] | None = None
         self.num_bytes = 0
 
     def begin(self, num_bytes: int, max_bytes: int) -> None:
@@ -68,6 +71,7 @@ class Recorder:
             reason = make_room(num_bytes, max_bytes)
             if reason is None:
                 self._writer = EntryWriter(max_bytes)
+                self._thread = ThreadPoolExecutor(1, "ostinato-weights")
                 return
         except OSError as error:
             reason = str(error)
@@ -93,17 +97,26 @@ class Recorder:
         return _RecordedPack(self, pack, names)
 
     def keep(self, name: str, weight: PackedWeight) -> None:
-        """Write a packed weight, and map it."""
-        if self._writer is None:
-            return
-        self._packed[name] = weight
+        """Write a packed weight, and map it, on a thread that writes one at a time.
+
+        Effects: waits for the one before it. No program may point to a weight before ``wait``.
+        """
+        self.wait()
+        if self._thread is not None and self._writer is not None:
+            self._written = self._thread.submit(self._keep, name, weight)
+
+    def wait(self) -> None:
+        """Wait until all that was packed is written and mapped."""
+        if self._written is not None:
+            self._written.result()
+
+    def _keep(self, name: str, weight: PackedWeight) -> None:
         mapped = {
             part: self._add(f"{name}/{part}", tensor) for part, tensor in weight.memory().items()
         }
-        self._weights[name] = _record_of(weight)
-        weight.use_memory(mapped)
-        if self._writer is None:
-            self._restore()
+        if self._writer is not None:
+            self._packed[name], self._weights[name] = weight, _record_of(weight)
+            weight.use_memory(mapped)
 
     def add_embedding(self, model: "PreTrainedModel") -> None:
         """Write the embedding, the largest weight that is not packed, and map it likewise."""
@@ -172,10 +185,11 @@ class Recorder:
             writer.discard()
 
     def discard(self) -> None:
-        """Delete the files of a load that failed."""
-        if self._writer is not None:
-            self._writer.discard()
-            self._writer = None
+        """Delete the files of a load that failed, and end the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        self._drop()
 
     def _add(self, name: str, tensor: Tensor) -> Tensor:
         if self._writer is None:
@@ -191,8 +205,13 @@ class Recorder:
     def _fail(self, error: Exception) -> None:
         """Delete the files, whose disk space would be in use as long as they are mapped."""
         logger.info("packed weights are not kept: %s", error)
-        self.discard()
+        self._drop()
         self._restore()
+
+    def _drop(self) -> None:
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
 
     def _restore(self) -> None:
         """Take what was mapped into memory of this process."""
