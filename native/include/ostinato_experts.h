@@ -46,7 +46,8 @@ OST_EXPORT void ost_route(const ost_routing *routing);
  *
  * The weights of all experts are one packed weight, each expert's outputs a multiple of 32: gate_up has
  * `inner` gates, then as many ups; `inner` is a multiple of 32. gate_up and down describe the first
- * expert; their inputs, outputs and num_rows are not used. A row's sum is in float, over its experts in
+ * expert; their inputs, outputs and num_rows are not used. If inputs have an order, each expert has one,
+ * after that of the expert before. A row's sum is in float, over its experts in
  * ascending order, so that it does not depend on the rows beside it. */
 typedef struct ost_experts {
   ost_matrix inputs;      /* (num_rows, gate_up.num_inputs), any format */

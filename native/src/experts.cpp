@@ -67,6 +67,7 @@ ost_product of_expert(ost_product p, int64_t expert) {
   p.scales = moved(p.scales, bytes);
   p.minima = moved(p.minima, bytes);
   p.zeros = moved(p.zeros, place);
+  if (p.order != nullptr) p.order += expert * p.used_inputs;
   return p;
 }
 

@@ -27,10 +27,10 @@ from ostinato.runner.forward.weight_refs import ModelSize
 from ostinato.runner.heads import Head
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
 from ostinato.runner.loaded_model import LoadedModel
-from ostinato.runner.loading.compressed_codes import codes_of_layers
 from ostinato.runner.loading.fp8_source import Fp8Source, is_fp8
 from ostinato.runner.loading.gguf_source import codes_of_file
 from ostinato.runner.loading.load_memory import KVBytes, check_whole
+from ostinato.runner.loading.merged_experts import quantized_expert
 from ostinato.runner.loading.model_support import (
     check_attention_interface,
     check_config,
@@ -47,12 +47,14 @@ from ostinato.runner.loading.pretrained import (
     unquantized,
 )
 from ostinato.runner.loading.streamed import Assembled, LoadSettings, stream_model
-from ostinato.runner.loading.word_codes import WordCheckpoint, is_in_words, read_words
+from ostinato.runner.loading.weight_source import SafetensorsSource
+from ostinato.runner.loading.word_codes import is_in_words
+from ostinato.runner.loading.word_source import WordSource
 from ostinato.runner.malloc_tuning import returning_large_blocks
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import Isa, current_isa, library
 from ostinato.runner.probe import probe_model
-from ostinato.runner.quantization import check_quantization, quantization_settings
+from ostinato.runner.quantization import INSTEAD, check_quantization, quantization_settings
 from ostinato.runner.select_forward import choose_forward
 from ostinato.runner.settings import (
     ActivationName,
@@ -309,12 +311,14 @@ def read_whole(settings: LoadSettings, device: torch.device) -> tuple[Assembled,
         ModelError: It cannot be read, or cannot be served correctly.
     """
     path, quantized = settings.path, settings.quantization
-    words = _read_words(path, settings.files, settings.config, settings.dtype)
-    model = load_weights(path, settings.config, settings.dtype, device, words)
+    source = _source(settings)
+    state = None if source is None else source.state(settings.dtype)
+    model = load_weights(path, settings.config, settings.dtype, device, state)
+    del state
     encoder = take_encoder(model)
     _drop_encoders(model)
     if quantized is None and settings.forward != "plain":
-        quantized = _codes_of_checkpoint(path, model, words)
+        quantized = _codes_of_checkpoint(path, model, source)
         if quantized is not None and not quantized.activations.bits:
             quantized = replace(quantized, activations=settings.activations)
     call = ModelCall(model)
@@ -362,27 +366,37 @@ def _load_vision(
         return None, str(error)
 
 
-def _read_words(
-    path: Path, files: tuple[Path, ...], config: PreTrainedConfig, dtype: torch.dtype
-) -> WordCheckpoint | None:
-    """Read a checkpoint whose codes are in words of 32 bits, or in FP8; None for any other."""
-    for settings in quantization_settings(config):
-        if is_fp8(settings):
-            return WordCheckpoint("FP8", {}, Fp8Source(files, settings).state(dtype))
-        if is_in_words(settings):
-            return read_words(path, files, settings, dtype)
+def _source(settings: LoadSettings) -> SafetensorsSource | None:
+    """Return a checkpoint whose weights are codes or in FP8; None for any other.
+
+    Raises:
+        UnsupportedModel: It has experts in a format that is not read.
+    """
+    for own in quantization_settings(settings.config):
+        if is_fp8(own):
+            return Fp8Source(settings.files, own)
+        if is_in_words(own):
+            on_meta = check_attention_interface(unquantized(settings.config))
+            return WordSource(settings.files, own, dict(on_meta.named_parameters()))
+        if not settings.path.is_file() and (part := quantized_expert(settings.files)):
+            raise UnsupportedModel(
+                f"{settings.config.model_type}, quantized by {own.get('quant_method')}: {part} is "
+                "part of an expert in a format that is not run; experts are in GPTQ, AWQ, FP8, "
+                "MXFP4, or in weights of 4 or 8 bits of compressed-tensors, alone or with "
+                f"activations of 8 bits with a dynamic scale per token; {INSTEAD}"
+            )
     return None
 
 
 def _codes_of_checkpoint(
-    path: Path, model: "PreTrainedModel", words: WordCheckpoint | None
+    path: Path, model: "PreTrainedModel", source: SafetensorsSource | None
 ) -> Quantization | None:
     """Return the checkpoint's own codes; None if there are none, or they are not supported here."""
     if why_unpacked(model.dtype, model.device) is not None:
         return None
-    if words is not None and words.codes:
-        return words.quantization_of(model)
-    return codes_of_file(path, model) if path.is_file() else codes_of_layers(model)
+    if isinstance(source, WordSource):
+        return source.quantization_of(model)
+    return codes_of_file(path, model) if path.is_file() else None
 
 
 def _drop_encoders(model: "PreTrainedModel") -> None:

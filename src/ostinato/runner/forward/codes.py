@@ -13,7 +13,7 @@ that of the weights, and rounded before the codes are computed, so that they com
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.errors import UnsupportedModel
 from ostinato.runner.native.code_packing import TableName
 
 TABLES: Mapping[TableName, tuple[int, ...]] = {
@@ -129,6 +128,25 @@ class Codes:
     zeros: Tensor | None = None
     order: Tensor | None = None
 
+    @property
+    def num_rows(self) -> int:
+        """Outputs."""
+        return self.codes.shape[0]
+
+    @property
+    def num_columns(self) -> int:
+        """Inputs."""
+        return self.codes.shape[1]
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """Dtype of scales and minima."""
+        return self.scales.dtype
+
+    def as_codes(self, dtype: torch.dtype) -> "Codes":
+        """Return the codes themselves."""
+        return self
+
     def plain(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the dequantized weight, shape (num_outputs, num_inputs)."""
         scales = self._by_input(self.scales)
@@ -152,6 +170,29 @@ class Codes:
         """Repeat the numbers of groups for each input, in float32."""
         repeated = of_groups.float().repeat_interleave(self.format.group_size, dim=1)
         return repeated[:, : self.codes.shape[1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaterCodes:
+    """A quantized weight that is read when it is packed.
+
+    Attributes:
+        format: Format of the codes.
+        num_rows: Outputs.
+        num_columns: Inputs.
+        scale_dtype: Dtype of scales.
+        read: Returns the codes.
+    """
+
+    format: CodeFormat
+    num_rows: int
+    num_columns: int
+    scale_dtype: torch.dtype
+    read: Callable[[], Codes]
+
+    def as_codes(self, dtype: torch.dtype) -> Codes:
+        """Read."""
+        return self.read()
 
 
 def encode(weight: Tensor, format: CodeFormat) -> Codes:
@@ -204,17 +245,9 @@ def codes_of(
 
 
 def joined(parts: Sequence[Codes]) -> Codes:
-    """Concatenate weights; if formats differ, in one that represents all of them.
-
-    Raises:
-        UnsupportedModel: The orders of their inputs differ.
-    """
+    """Concatenate weights with inputs in order; if formats differ, in one that represents all."""
+    assert all(part.order is None for part in parts)
     format = joined_format([part.format for part in parts])
-    if not all(_same(part.order, parts[0].order) for part in parts):
-        raise UnsupportedModel(
-            "layers that read the same input were quantized in different orders of its columns "
-            "(desc_act), so that they are not one product: set forward='packed'"
-        )
     wide = [widened(part, format) for part in parts]
     return Codes(
         format,
@@ -222,7 +255,6 @@ def joined(parts: Sequence[Codes]) -> Codes:
         torch.cat([part.scales for part in wide]),
         _together([part.minima for part in wide]),
         _together([part.zeros for part in wide]),
-        parts[0].order,
     )
 
 
@@ -230,18 +262,16 @@ def joined_format(formats: Sequence[CodeFormat]) -> CodeFormat:
     """Return a format that represents weights of several without loss."""
     if all(format == formats[0] for format in formats):
         return formats[0]
-    return CodeFormat(
-        8,
-        math.gcd(*(format.group_size for format in formats)),
-        any(format.has_minima for format in formats),
-        any(format.has_zeros for format in formats),
+    has_minima, has_zeros = (
+        any(getattr(format, name) for format in formats) for name in ("has_minima", "has_zeros")
     )
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one, other)
+    are_narrow = all(format.bits == 4 and not format.table for format in formats)
+    return CodeFormat(
+        4 if are_narrow and has_zeros and not has_minima else 8,
+        math.gcd(*(format.group_size for format in formats)),
+        has_minima,
+        has_zeros,
+    )
 
 
 def _together(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -262,9 +292,11 @@ def widened(part: Codes, format: CodeFormat) -> Codes:
     )
     if format.has_minima and minima is None:
         minima = torch.zeros_like(scales)
+    is_narrow = format.bits == 4
     if format.has_zeros and zeros is None:
-        zeros = torch.zeros_like(scales, dtype=torch.int8)
-    return Codes(format, part.integers(), scales, minima, zeros, part.order)
+        zeros = torch.full_like(scales, part.format.zero * is_narrow, dtype=torch.int8)
+    codes = part.codes if is_narrow else part.integers()
+    return Codes(format, codes, scales, minima, zeros, part.order)
 
 
 def _divided(numbers: Tensor, scales: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class BlockRows:
             blocks = torch.from_numpy(self.read(begin, min(begin + step, self.num_rows)))
             memory.put_blocks(first + begin, blocks, self.kind, self.order)
 
-    def nearest(self, dtype: torch.dtype) -> Codes:
+    def as_codes(self, dtype: torch.dtype) -> Codes:
         """Read, and return the nearest codes of the numbers in a dtype."""
         kind = gguf.GGMLQuantizationType[self.kind]
         numbers = dequantized(self.read(0, self.num_rows), kind, dtype)

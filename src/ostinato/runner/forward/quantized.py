@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ostinato.errors import UnsupportedModel
 from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import (
     IN_GROUPS,
@@ -17,6 +18,7 @@ from ostinato.runner.forward.codes import (
     Activations,
     CodeFormat,
     Codes,
+    LaterCodes,
     codes_of,
     encode,
     joined,
@@ -42,9 +44,10 @@ from ostinato.runner.native.scale_tiles import (
     scale_format,
     scales_shape,
 )
+from ostinato.runner.quantization import INSTEAD
 from ostinato.runner.settings import QuantizationName
 
-StoredRows = Codes | BlockRows
+StoredRows = Codes | LaterCodes | BlockRows
 """A weight that came quantized."""
 
 
@@ -58,6 +61,8 @@ class QuantizedWeight(PackedWeight):
         format: Format of the codes.
         activations: What inputs become before they are multiplied.
         is_in_blocks: Whether codes are packed in blocks, for the instruction set that was in use.
+
+    ``_order``, if it is not None, has the order of inputs of all rows, or one for each expert.
     """
 
     _minima: Tensor | None
@@ -69,7 +74,7 @@ class QuantizedWeight(PackedWeight):
         scale_dtype = codes.scales.dtype
         self._allocate(codes.format, codes.codes.shape, scale_dtype, dtype, activations)
         if codes.order is not None:
-            self._order = codes.order.int().contiguous()
+            self._order = codes.order[None].int()
         self._put(0, codes)
 
     @classmethod
@@ -79,6 +84,7 @@ class QuantizedWeight(PackedWeight):
         dtype: torch.dtype,
         activations: Activations = PLAIN,
         unit: int = 1,
+        num_orders: int = 1,
     ) -> "QuantizedWeight":
         """Pack stored weights with the same input below each other.
 
@@ -87,28 +93,28 @@ class QuantizedWeight(PackedWeight):
             dtype: Format of inputs and products.
             activations: What inputs become.
             unit: Each part's rows are filled up with zeros to a multiple of it.
+            num_orders: How many times the parts may change the order of inputs, each after as many.
 
         Raises:
             UnsupportedModel: The orders of their inputs differ.
         """
-        if any(isinstance(part, Codes) and part.order is not None for part in parts):
-            codes = [part if isinstance(part, Codes) else part.nearest(dtype) for part in parts]
-            return cls(joined(codes), dtype, activations)
         weight = cls.__new__(cls)
-        shapes = [_shape(part) for part in parts]
-        scales = joined_dtype(map(_scale_dtype, parts))
+        scales = joined_dtype(part.scale_dtype for part in parts)
         format = joined_format([part.format for part in parts])
-        sizes = [-(-rows // unit) * unit for rows, _ in shapes]
-        shape = sum(sizes), shapes[0][1]
+        sizes = [-(-part.num_rows // unit) * unit for part in parts]
+        shape = sum(sizes), parts[0].num_columns
         weight._allocate(format, shape, scales, dtype, activations)
-        first = 0
+        first, orders = 0, list[Tensor | None]()
         for part, size in zip(parts, sizes, strict=True):
             if isinstance(part, BlockRows) and part.is_packed_directly:
                 part.pack_into(weight._memory(), first)
+                orders.append(None)
             else:
-                own = part if isinstance(part, Codes) else part.nearest(dtype)
+                own = part.as_codes(dtype)
                 weight._put(first, widened(own, format))
+                orders.append(own.order)
             first += size
+        weight._order = _joined_orders(orders, num_orders, weight.num_columns)
         return weight
 
     @classmethod
@@ -224,16 +230,27 @@ class QuantizedWeight(PackedWeight):
             numbers_of(self._scales[begin:end])[within],
             minima,
             zeros,
-            None if self._order is None else self._order.long(),
+            self._order_of(first),
         )
 
     def plain(self, first: int = 0, last: int | None = None) -> Tensor:
         """Return a copy of some rows in the layout of ``nn.Linear``; all by default."""
-        return self.codes(first, last).plain(self.dtype)
+        last = self.num_rows if last is None else last
+        step = self.num_rows // (1 if self._order is None else len(self._order))
+        ends = [*range((first // step + 1) * step, last, step), last]
+        pieces = zip([first, *ends], ends, strict=False)
+        return torch.cat([self.codes(*piece).plain(self.dtype) for piece in pieces])
+
+    def _order_of(self, row: int) -> Tensor | None:
+        """Return the order of a row's inputs."""
+        if self._order is None:
+            return None
+        return self._order[row * len(self._order) // self.num_rows].long()
 
     def replace(self, first: int, rows: Tensor) -> None:
         """Quantize other numbers into some rows; see ``PackedWeight``."""
-        rows = rows.detach() if self._order is None else rows.detach()[:, self._order]
+        order = self._order_of(first)
+        rows = rows.detach() if order is None else rows.detach()[:, order]
         codes, last = encode(rows, self.format), first + len(rows)
         self._put(first, codes)
         if self._scales.dtype == SUPERBLOCKS:  # codes for the scales that superblocks have
@@ -343,7 +360,8 @@ class Quantization:
     def pack_experts(self, stack: ExpertStack) -> PackedWeight:
         """Pack the weights of all experts."""
         if (rows := self.experts.get(id(stack.weight))) is not None:
-            return QuantizedWeight.of_rows(rows, stack.weight.dtype, self.activations, TILE_OUTPUTS)
+            settings = self.activations, TILE_OUTPUTS, stack.num_experts
+            return QuantizedWeight.of_rows(rows, stack.weight.dtype, *settings)
         if self.stored is not None:
             return stack.pack()
         return QuantizedWeight.of_experts(stack, self._format, self.activations)
@@ -377,14 +395,19 @@ def unstack(model: nn.Module) -> None:
             layer.first_row = 0
 
 
-def _shape(part: StoredRows) -> tuple[int, int]:
-    if isinstance(part, BlockRows):
-        return part.num_rows, part.num_columns
-    return part.codes.shape[0], part.codes.shape[1]
-
-
-def _scale_dtype(part: StoredRows) -> torch.dtype:
-    return part.scale_dtype if isinstance(part, BlockRows) else part.scales.dtype
+def _joined_orders(orders: Sequence[Tensor | None], count: int, width: int) -> Tensor | None:
+    """Return the orders of inputs, shape (count, width); None if all are in order."""
+    if all(order is None for order in orders):
+        return None
+    own = [torch.arange(width) if order is None else order for order in orders]
+    step = len(own) // count
+    if any(not torch.equal(order, own[i // step * step]) for i, order in enumerate(own)):
+        raise UnsupportedModel(
+            "layers that read the same input were quantized in different orders of its columns "
+            "(desc_act), so that they are not one product: set forward='packed'; if they are gates "
+            f"and ups of an expert, {INSTEAD}"
+        )
+    return torch.stack(own[::step]).int()
 
 
 def _out_of_tiles(tiles: Tensor, bits: int, is_in_blocks: bool) -> Tensor:

@@ -9,8 +9,8 @@ Files in reading order:
 * ``mxfp4_source``: weights of gpt-oss as published, with experts in MXFP4
 * ``fp8_source``: weights in FP8, which become plain numbers
 * ``gguf_source``: the weights of a GGUF file, read one by one under the names of the model
-* ``compressed_codes``: the codes of a compressed-tensors checkpoint for a model's linear layers
-* ``word_codes``: the codes of GPTQ, AWQ, or compressed-tensors with zero points
+* ``word_codes``: how GPTQ, AWQ and compressed-tensors store codes
+* ``word_source``: their weights, read one by one
 * ``load_memory``: checks that a model fits in free memory before its weights are read
 * ``skeleton``: models without weights
 * ``streamed``: loads a model weight by weight

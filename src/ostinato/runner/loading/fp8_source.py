@@ -75,12 +75,8 @@ class Fp8Source(SafetensorsSource):
             scales = scales.view(-1, 1)[:rows]
         return numbers.mul_(scales).to(dtype)
 
-    def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return all weights by name: those with scales in a dtype, others as they are stored."""
-        return {
-            name: self.plain(name, dtype if name in self._scales else self.dtype_of(name))
-            for name in self.shapes
-        }
+    def _own_dtype(self, name: str) -> torch.dtype | None:
+        return None if name in self._scales else super()._own_dtype(name)
 
     def _scale_of(self, name: str, where: FileRange) -> Tensor:
         own = next((name + suffix for suffix in _SCALES if name + suffix in self._ranges), "")

@@ -27,6 +27,9 @@ STEP_BYTES = 2**28
 _NEAREST_BITS = 8.5
 """Bits of a weight in a format of files that the library does not pack, see ``NEAREST``."""
 
+_WORD_BITS = {"W4": 4.375, "W8": 8.375}
+"""Bits of a weight of GPTQ, AWQ or compressed-tensors, in groups of 64 with zero points."""
+
 _BITS = {"int8": 8.125, "int4": 5.0, "w8a8": 8.125, "w4a8": 5.0}
 """Bits of a weight that is quantized at load; of the head, those of ``int8``."""
 
@@ -112,7 +115,8 @@ def _needed(
                 bits = _BITS["int8" if module is head else quantization]
             elif kind is not None and quantization is not None:
                 known = BLOCK_KINDS.get(kind)
-                bits = _NEAREST_BITS if known is None else known.bits_per_weight
+                bits = _WORD_BITS.get(kind[:2], _NEAREST_BITS)
+                bits = bits if known is None else known.bits_per_weight
                 unpacked = 1
             stays += parameter.numel() * bits / 8
             largest = max(largest, parameter.numel() * unpacked)

@@ -7,32 +7,53 @@
     experts.1.gate_proj.weight  ...             ┘
     experts.0.down_proj.weight  (width, inner)  ── experts.down_proj     (experts, width, inner)
 
-Source: ``transformers.conversion_mapping``, for checkpoints of Qwen's and DeepSeek's names.
+Mixtral's names are w1, w3 and w2, below ``block_sparse_moe`` in place of ``mlp``.
+
+Source: ``transformers.conversion_mapping``, for checkpoints of Qwen's, DeepSeek's and Mixtral's
+names.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ostinato.runner.forward.quantized import StoredRows
-from ostinato.runner.loading.weight_source import WeightSource
+from ostinato.runner.loading.weight_source import SafetensorsSource, WeightSource
 
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
-_MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w[123])\.weight")
+_PART = re.compile(r".*\.experts\.\d+\.\w+\.(?!weight$|bias$).*")
+_MERGED = (
+    ("gate_up_proj", ("gate_proj", "up_proj")),
+    ("down_proj", ("down_proj",)),
+    ("gate_up_proj", ("w1", "w3")),
+    ("down_proj", ("w2",)),
+)
+_RENAMED = (".block_sparse_moe.", ".mlp.")
 
 
 class MergedExperts:
     """A source whose experts are merged; see ``WeightSource``."""
 
-    def __init__(self, source: WeightSource) -> None:
-        """Read nothing; a checkpoint without experts stays as it is."""
+    def __init__(self, source: WeightSource, names: Collection[str]) -> None:
+        """Read nothing; a checkpoint without experts stays as it is.
+
+        Args:
+            source: The checkpoint.
+            names: Those of the model's weights.
+        """
         self._source = source
         self._parts: dict[str, list[list[str]]] = {}
-        self._shapes = dict(source.shapes)
+        is_renamed = not any(_RENAMED[0] in name for name in names)
+        self._own = {
+            name.replace(*_RENAMED) if is_renamed else name: name for name in source.shapes
+        }
+        self._shapes = {name: source.shapes[own] for name, own in self._own.items()}
         experts: dict[str, set[int]] = {}
-        for name in source.shapes:
+        for name in self._own:
             if (match := _EXPERT.fullmatch(name)) is not None:
                 experts.setdefault(match[1], set()).add(int(match[2]))
         for path, numbers in experts.items():
@@ -40,11 +61,11 @@ class MergedExperts:
 
     def _merge(self, path: str, num_experts: int) -> None:
         """Replace the names of a layer's experts, if all are there and of one shape."""
-        for merged, own in _MERGED.items():
+        for merged, own in _MERGED:
             parts = [
                 [f"{path}.{index}.{name}.weight" for name in own] for index in range(num_experts)
             ]
-            shapes = {self._source.shapes.get(name, ()) for part in parts for name in part}
+            shapes = {self._shapes.get(name, ()) for part in parts for name in part}
             [*first], *others = shapes
             if others or len(first) != 2:
                 continue
@@ -73,37 +94,53 @@ class MergedExperts:
         """Shapes of all weights by name."""
         return self._shapes
 
-    @property
+    @cached_property
     def kinds(self) -> Mapping[str, str]:
-        """Formats of quantized weights."""
-        return self._source.kinds
+        """Formats of quantized weights; of experts, if all are quantized."""
+        kinds, source = {}, self._source.kinds
+        for name in self._shapes:
+            parts = [part for own in self._parts.get(name, [[name]]) for part in own]
+            own = {source.get(self._own[part], "") for part in parts}
+            if "" not in own:
+                kinds[name] = max(own)
+        return kinds
 
     def are_equal(self, names: Sequence[str]) -> bool:
         """Return whether several weights are the same bytes in the files."""
-        return not any(name in self._parts for name in names) and self._source.are_equal(names)
+        if any(name in self._parts for name in names):
+            return False
+        return self._source.are_equal([self._own[name] for name in names])
 
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return a weight, or its first rows; of experts, as many whole ones."""
         if name not in self._parts:
-            return self._source.plain(name, dtype, num_rows)
+            return self._source.plain(self._own[name], dtype, num_rows)
         parts = self._parts[name][:num_rows]
         merged = torch.empty(len(parts), *self._shapes[name][1:], dtype=dtype)
         for index, own in enumerate(parts):
             first = 0
             for part in own:
-                rows = self._source.plain(part, dtype)
+                rows = self._source.plain(self._own[part], dtype)
                 merged[index, first : first + len(rows)] = rows
                 first += len(rows)
         return merged
 
     def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
         """Return a quantized weight, or its first rows."""
-        return self._source.codes(name, dtype, num_rows)
+        return self._source.codes(self._own[name], dtype, num_rows)
 
     def experts(self, name: str) -> Sequence[StoredRows]:
-        """Return a quantized weight of experts."""
-        return self._source.experts(name)
+        """Return a quantized weight of experts: the parts of each, one after the other."""
+        if name not in self._parts:
+            return self._source.experts(self._own[name])
+        parts = [part for own in self._parts[name] for part in own]
+        return [self._source.codes(self._own[part], torch.float32) for part in parts]
 
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding that is smaller than the plain one; None if there is none."""
-        return self._source.embedding(name, dtype)
+        return self._source.embedding(self._own.get(name, name), dtype)
+
+
+def quantized_expert(files: Iterable[Path]) -> str | None:
+    """Return the name of a part of an expert that is no weight or bias; None if there is none."""
+    return next(filter(_PART.fullmatch, SafetensorsSource(files).shapes), None)

@@ -21,7 +21,6 @@ from ostinato.runner.attention.registration import ATTENTION_NAME
 from ostinato.runner.checkpoints.checkpoint import read_config
 from ostinato.runner.checkpoints.gguf_file import correct_config
 from ostinato.runner.loading.model_support import auto_class
-from ostinato.runner.loading.word_codes import WordCheckpoint
 from ostinato.runner.settings import DtypeName
 
 if TYPE_CHECKING:
@@ -98,17 +97,17 @@ def load_weights(
     config: PreTrainedConfig,
     dtype: torch.dtype,
     device: torch.device,
-    words: WordCheckpoint | None = None,
+    state: dict[str, Any] | None = None,
 ) -> "PreTrainedModel":
-    """Build the model and read its weights, each exactly once."""
+    """Build the model and read its weights, each exactly once, unless they were read."""
     architecture: Any = auto_class(config)
-    if words is not None:
+    if state is not None:
         config = unquantized(config)
         with torch.device("meta"):  # an automatic class needs a path
             architecture = type(architecture.from_config(config))
     try:
         loaded: Any = architecture.from_pretrained(
-            **_weights_of(path, words),
+            **_weights_of(path, state),
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
@@ -128,15 +127,15 @@ def load_weights(
                 f"{path}: {len(names)} {kind.replace('_', ' ')} among the weights, such as "
                 f"{', '.join(names[:3])}: they do not belong to this config"
             )
-    if words is not None and (path / "generation_config.json").exists():
+    if state is not None and (path / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(path)
     return cast("PreTrainedModel", model.eval().to(device))
 
 
-def _weights_of(path: Path, words: WordCheckpoint | None) -> dict[str, Any]:
+def _weights_of(path: Path, state: dict[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of ``transformers`` for the origin of weights."""
-    if words is not None:
-        return {"pretrained_model_name_or_path": None, "state_dict": words.state}
+    if state is not None:
+        return {"pretrained_model_name_or_path": None, "state_dict": state}
     if path.is_file():
         return {**_origin(path), "quantization_config": transformers.GgufConfig(dequantize=True)}
     return {**_origin(path), "use_safetensors": True}

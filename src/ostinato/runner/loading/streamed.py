@@ -8,7 +8,7 @@
 
 So the peak of memory is what stays, and the largest product once more. Models that this cannot
 load as ``transformers`` would, are loaded by it: most experts in GGUF files, states, encoders,
-weights that came quantized, and checkpoints whose names differ from the model's.
+weights quantized in most formats, and checkpoints whose names differ from the model's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,6 +51,8 @@ from ostinato.runner.loading.skeleton import (
     trial_layers,
 )
 from ostinato.runner.loading.weight_source import SafetensorsSource, WeightSource
+from ostinato.runner.loading.word_codes import METHODS, activations_of, is_in_words
+from ostinato.runner.loading.word_source import WordSource
 from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.native.angles import settle_frequencies
 from ostinato.runner.native.packed import PackedWeight, required_library
@@ -171,6 +173,11 @@ def stream_model(
         return None
     config = unquantized(settings.config)
     settings = replace(settings, config=config)
+    prefix = "GGUF " if settings.path.is_file() else ""
+    if quantized is not None and is_in_words(quantized):
+        prefix = f"{METHODS[quantized['quant_method']]} "
+        if (own := activations_of(quantized)).bits:
+            settings = replace(settings, activations=own)
     skeleton = build_skeleton(config, settings.dtype)
     if not reads_all(skeleton, source):
         return None
@@ -184,7 +191,6 @@ def stream_model(
         return None
     _check_memory(settings, skeleton, source, spec)
     kinds = {source.kinds.get(name, "") for name in packed_names(skeleton, source).values()} - {""}
-    prefix = "GGUF " if settings.path.is_file() else ""
     trial = _Trial(settings, source, num_layers).run(f"{prefix}{', '.join(sorted(kinds))}")
     # What was seen without weights holds for the layers that were tried.
     if (
@@ -253,7 +259,7 @@ def _check_memory(
     names |= {id(stack.weight): name for name, stack in expert_weights(skeleton)}
     quantization = settings.quantization
     if quantization is None and settings.forward != "plain" and source.kinds:
-        quantization = Quantization("GGUF", {})
+        quantization = Quantization("stored", {})
     check_memory(skeleton, source, names, quantization, settings.kv_bytes(spec, settings.dtype))
 
 
@@ -280,17 +286,18 @@ def _source(
         return None
     if settings.path.is_file():
         return GgufSource.of_file(settings.path, model)
+    names = dict(model.named_parameters(remove_duplicate=False))
     if quantized is None:
         plain: SafetensorsSource = SafetensorsSource(settings.files)
     elif quantized.get("quant_method") == "mxfp4":
         plain = Mxfp4Source(settings.files)
     elif is_fp8(quantized):
         plain = Fp8Source(settings.files, quantized)
+    elif is_in_words(quantized):
+        plain = WordSource(settings.files, quantized, names)
     else:
         return None
-    if not plain.are_numbers:
-        return None
-    return MergedExperts(plain)
+    return MergedExperts(plain, names) if plain.are_numbers else None
 
 
 class _Trial:
@@ -449,7 +456,8 @@ class Packing:
         own = None if quantization is None or quantization.stored is None else quantization
         if own is not None and name in self._source.kinds:
             rows = self._source.experts(name)
-            return QuantizedWeight.of_rows(rows, self._dtype, own.activations, TILE)
+            settings = own.activations, TILE, stack.num_experts
+            return QuantizedWeight.of_rows(rows, self._dtype, *settings)
         if stack.weight.is_meta:
             numbers = self._source.plain(name, self._dtype)
             stack.weight = nn.Parameter(numbers, requires_grad=False)

@@ -26,7 +26,11 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
+_PLAIN = ("F64", "F32", "F16", "BF16")
 
 
 _PIECE_BYTES = 2**24
@@ -111,13 +115,17 @@ class WeightSource(Protocol):
         ...
 
 
+StoredTensor = tuple[FileRange, str, tuple[int, ...]]
+"""Where a tensor is, its format and its shape."""
+
+
 class SafetensorsSource:
     """Weights in safetensors files."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Read the files' headers."""
         self.on_read: Callable[[int], object] = lambda _: None
-        self._ranges: dict[str, tuple[FileRange, str, tuple[int, ...]]] = {}
+        self._ranges: dict[str, StoredTensor] = {}
         for path in files:
             self._ranges |= _weights_of(path)
 
@@ -141,20 +149,28 @@ class SafetensorsSource:
         """Whether all weights are floating-point numbers of common formats."""
         return all(is_plain(kind) for _, kind, _ in self._ranges.values())
 
-    def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a weight is stored."""
-        return _DTYPES[self._ranges[name][1]]
+    def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return all weights by name: plain ones as they are stored, others in a dtype."""
+        return {name: self.plain(name, self._own_dtype(name) or dtype) for name in self.shapes}
+
+    def _own_dtype(self, name: str) -> torch.dtype | None:
+        """Return the dtype in which a weight is stored; None if it is not plain."""
+        return dtype_of(self._ranges[name][1]) if name in self._ranges else None
 
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return a weight, or its first rows."""
-        where, kind, shape = self._ranges[name]
+        return self.read(self._ranges[name], num_rows).to(dtype)
+
+    def read(self, stored: StoredTensor, num_rows: int | None = None) -> Tensor:
+        """Return a tensor as it is stored, or its first rows."""
+        where, kind, shape = stored
         num_bytes = where.num_bytes
         if num_rows is not None and shape[0] > num_rows:
             num_bytes = num_bytes // shape[0] * num_rows
             shape = (num_rows, *shape[1:])
         content = torch.from_numpy(where.read(0, num_bytes))
         self.on_read(num_bytes)
-        return content.view(_DTYPES[kind]).view(shape).to(dtype)
+        return content.view(dtype_of(kind)).view(shape)
 
     def are_equal(self, names: Sequence[str]) -> bool:
         """Return whether several weights are the same bytes in the files."""
@@ -175,12 +191,17 @@ class SafetensorsSource:
         return None
 
 
+def dtype_of(kind: str) -> torch.dtype:
+    """Return the dtype of a format in files."""
+    return _DTYPES[kind]
+
+
 def is_plain(kind: str) -> bool:
     """Return whether numbers of a format stand for themselves; those of FP8 have scales."""
-    return kind in _DTYPES and not kind.startswith("F8")
+    return kind in _PLAIN
 
 
-def _weights_of(path: Path) -> dict[str, tuple[FileRange, str, tuple[int, ...]]]:
+def _weights_of(path: Path) -> dict[str, StoredTensor]:
     """Return where the weights of a file are, their formats and their shapes."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
