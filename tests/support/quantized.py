@@ -71,7 +71,11 @@ def _settings(activations: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def save_w4a16(
-    path: Path, group_size: int = 32, has_zeros: bool = False, **changes: Any
+    path: Path,
+    group_size: int = 32,
+    has_zeros: bool = False,
+    family: str = "llama",
+    **changes: Any,
 ) -> dict[str, torch.Tensor]:
     """Write a checkpoint of 4-bit weights in groups, symmetric or with zero points.
 
@@ -80,7 +84,7 @@ def save_w4a16(
     """
     from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
-    save_checkpoint(path, make_config("llama", **changes))
+    save_checkpoint(path, make_config(family, **changes))
     weights = load_file(path / "model.safetensors")
     plain = {}
     for name in [name for name in weights if name.endswith("proj.weight")]:

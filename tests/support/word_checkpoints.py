@@ -1,6 +1,7 @@
 """Tiny checkpoints of GPTQ and AWQ, packed as their formats define it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,51 @@ def save_words(
     act_order: bool = False,
     dtype: str = "float32",
     changes: dict[str, Any] | None = None,
+    family: str = "llama",
+    kept: str = "^$",
+    wide: str = "^$",
+    orders_by: str = r"gate|up|w[13]",
     **settings: Any,
 ) -> dict[str, Tensor]:
-    """Write a checkpoint of random codes; returns what its weights are in float64, by name."""
-    family = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, **(changes or {})}
-    save_checkpoint(path, make_config("llama", dtype=dtype, **family))
+    """Write a checkpoint of random codes.
+
+    Args:
+        path: Its folder.
+        method: ``gptq`` or ``awq``.
+        bits: Bits of a code.
+        group_size: Inputs of a group, or -1.
+        is_symmetric: Whether all zero points are in the middle.
+        act_order: Whether groups are of inputs in any order, one of the layers of an input.
+        dtype: Of everything else.
+        changes: Of the config.
+        family: The model type.
+        kept: Names of layers that are not quantized, a pattern.
+        wide: Names of layers in 8 bits.
+        orders_by: What differs in the names of an expert's layers of one order.
+        settings: Of the quantization.
+
+    Returns:
+        What the quantized weights are in float64, by name.
+    """
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, **(changes or {})}
+    save_checkpoint(path, make_config(family, dtype=dtype, **sizes))
     weights = load_file(path / "model.safetensors")
     random = torch.Generator().manual_seed(bits)
     plain = {}
-    orders: dict[int, Tensor] = {}
-    for name in [name for name in weights if name.endswith("proj.weight")]:
+    orders: dict[tuple[int, str], Tensor] = {}
+    own_bits = bits
+    for name in [name for name in weights if re.search(r"(proj|w[123])\.weight$", name)]:
+        if re.search(kept, name):
+            continue
+        bits = 8 if re.search(wide, name) else own_bits
         num_outputs, num_inputs = weights.pop(name).shape
         size = num_inputs if group_size == -1 else group_size
         num_groups = -(-num_inputs // size)
         groups = torch.arange(num_inputs) // size
         if act_order:  # layers of one input have one order
-            order = orders.setdefault(num_inputs, torch.randperm(num_inputs, generator=random))
+            own = re.sub(orders_by, "", name) if ".experts." in name else ""
+            drawn = torch.randperm(num_inputs, generator=random)
+            order = orders.setdefault((num_inputs, own), drawn)
             groups = groups[order]
         most = 2**bits
         codes = torch.randint(0, most, (num_inputs, num_outputs), generator=random)
@@ -64,9 +94,9 @@ def save_words(
         weights[f"{layer}qzeros"] = into_words(zeros - less, bits)
         weights[f"{layer}g_idx"] = groups.int()
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    own = {"quant_method": method, "bits": bits, "group_size": group_size, **settings}
+    stored = {"quant_method": method, "bits": own_bits, "group_size": group_size, **settings}
     if method == "gptq":
-        own |= {"desc_act": act_order, "sym": is_symmetric}
-    config = json.loads((path / "config.json").read_text()) | {"quantization_config": own}
+        stored |= {"desc_act": act_order, "sym": is_symmetric}
+    config = json.loads((path / "config.json").read_text()) | {"quantization_config": stored}
     (path / "config.json").write_text(json.dumps(config))
     return plain
