@@ -34,6 +34,9 @@ STREAMED: dict[str, dict[str, Any]] = {
     "granite": {},
     "glm": {},
     "qwen3_moe": {"num_experts": 40},
+    "mixtral": {"num_local_experts": 8},
+    "deepseek_v3": {"num_hidden_layers": 4},
+    "glm4_moe": {"num_hidden_layers": 4, "moe_intermediate_size": 32, "n_routed_experts": 20},
 }
 
 

@@ -7,7 +7,8 @@ ids; ``trial_config`` keeps the first experts: as little as the probe has to see
 
 import copy
 import inspect
-from collections.abc import Hashable, Iterator
+import re
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -104,10 +105,18 @@ def cut_to_trial(model: "PreTrainedModel", num_layers: int) -> None:
 def fill(
     model: "PreTrainedModel", source: WeightSource, dtype: torch.dtype, skipped: frozenset[int]
 ) -> None:
-    """Read the weights of a skeleton, but for those in ``skipped``, by their ids."""
+    """Read the weights of a skeleton, but for those in ``skipped``, by their ids.
+
+    Some stay in float32, as ``transformers`` has them.
+    """
+    plan = model._get_dtype_plan(dtype)
+    for name, module, own_name in _kept_buffers(model):
+        buffer = cast(Tensor, module._buffers[own_name])
+        numbers = source.plain(name, _planned(plan, name) or buffer.dtype, len(buffer))
+        module._buffers[own_name] = buffer.to(numbers.dtype).copy_(numbers)
     for parameter, holders in list(_holders(model, skipped)):
         name = next(name for name, _, _ in holders if name in source.shapes)
-        numbers = source.plain(name, dtype, parameter.shape[0])
+        numbers = source.plain(name, _planned(plan, name) or dtype, parameter.shape[0])
         filled = nn.Parameter(numbers, requires_grad=False)
         for _, module, own_name in holders:
             module._parameters[own_name] = filled
@@ -128,18 +137,30 @@ def reads_all(model: "PreTrainedModel", source: WeightSource) -> bool:
 
     Cost: reads headers, and weights that are there several times.
     """
-    if any(True for _ in _meta_buffers(model)):
+    unread, plan = set(source.shapes), model._get_dtype_plan(model.dtype)
+    if any(buffer.is_meta for buffer in model.buffers()):
         return False
-    unread = set(source.shapes)
+    for name, module, own_name in _kept_buffers(model):
+        if source.shapes.get(name) != tuple(cast(Tensor, module._buffers[own_name]).shape):
+            return False
+        unread.remove(name)
     for parameter, holders in _holders(model, frozenset()):
         names = [name for name, _, _ in holders if name in source.shapes]
+        if any(_planned(plan, name) and isinstance(owner, nn.Linear) for name, owner, _ in holders):
+            return False
         if not names or any(source.shapes[name] != tuple(parameter.shape) for name in names):
             return False
         # What is tied may be there twice, as a published lm_head is; other numbers are not tied.
         if len(names) > 1 and not source.are_equal(names):
             return False
         unread -= set(names)
-    return not unread
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    return all(any(re.search(pattern, name) for pattern in ignored) for name in unread)
+
+
+def _planned(plan: Mapping[str, torch.dtype], name: str) -> torch.dtype | None:
+    """Return the dtype that a weight has whatever that of the model is; None if it follows."""
+    return next((dtype for part, dtype in plan.items() if part in name), None)
 
 
 def _holders(
@@ -155,13 +176,12 @@ def _holders(
     yield from by_id.values()
 
 
-def _meta_buffers(model: nn.Module) -> Iterator[str]:
-    """Yield buffers that are weights of a checkpoint, or have no numbers."""
-    for module in model.modules():
+def _kept_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield the names of buffers that are weights of a checkpoint, and what holds them."""
+    for path, module in model.named_modules():
         for name, buffer in module._buffers.items():
-            is_kept = name not in module._non_persistent_buffers_set
-            if buffer is not None and (buffer.is_meta or is_kept):
-                yield name
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}", module, name
 
 
 def _keep_rows(module: nn.Module, name: str) -> None:

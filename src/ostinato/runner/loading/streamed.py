@@ -270,7 +270,7 @@ def _has_more_than_a_decoder(model: "PreTrainedModel", dtype: torch.dtype) -> bo
         or not isinstance(getattr(decoder, "layers", None), nn.ModuleList)
         or type(model.get_input_embeddings()).forward is None
         or model.get_output_embeddings() is None
-        or bool(model._get_dtype_plan(dtype))  # weights that stay in float32
+        or any("*" in part for part in model._get_dtype_plan(dtype))
         or any(
             isinstance(child, transformers.PreTrainedModel) and child is not decoder
             for child in model.base_model.children()

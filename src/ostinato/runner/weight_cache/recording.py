@@ -8,7 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class Recorder:
         self._weights: dict[str, Record] = {}
         self._blocks: dict[str, str] = {}
         self._embedding: nn.Module | None = None
-        self._moved: list[nn.Parameter] = []
+        self._moved: list[Tensor] = []
         self._is_in_use = False
         self._thread: ThreadPoolExecutor | None = None
         self._written: Future[None] | None = None
@@ -136,14 +136,15 @@ class Recorder:
             is_fused: Whether programs point to its weights, which then stay where they are.
         """
         self._is_in_use = is_fused
+        weights: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
+        weights |= dict(model.named_buffers())
         for name in source.shapes:
-            path, _, own = name.rpartition(".")
-            parameter = model.get_submodule(path)._parameters.get(own)
-            if self._writer is not None and parameter is not None and name not in self._writer:
-                mapped = self._add(name, parameter.data)
+            weight = weights.get(name)
+            if self._writer is not None and weight is not None and name not in self._writer:
+                mapped = self._add(name, weight.data)
                 if not is_fused and self._writer is not None:
-                    parameter.data = mapped
-                    self._moved.append(parameter)
+                    weight.data = mapped
+                    self._moved.append(weight)
         if self._writer is not None:
             factors = getattr(source, "rope_factors", None)
             self._writer.index |= {
