@@ -205,10 +205,11 @@ Rows rows_in_blocks(const ost_product &p) {
   struct Made {
     int64_t work = -1;
     const void *rows = nullptr;
+    const int32_t *order = nullptr;
     Rows integers;
   };
   static thread_local Made made;
-  if (made.work == works_begun() && made.rows == p.inputs.data) return made.integers;
+  if (made.work == works_begun() && made.rows == p.inputs.data && made.order == p.order) return made.integers;
   const Rows rows = integers_of<Integer>(p, p.zeros == nullptr && p.minima == nullptr ? Codes::kZero : 0);
   const int64_t num_rows = int64_t{p.num_rows} * rows.parts, plane = int64_t{p.num_inputs} * kJoinedRows;
   const int64_t groups = (num_rows + kJoinedRows - 1) / kJoinedRows, stride = plane * Codes::kPlanes + 64;
@@ -220,7 +221,7 @@ Rows rows_in_blocks(const ost_product &p) {
       put_bytes(row_of<Integer>(rows, row) + i, to + i * kJoinedRows, plane);
     if constexpr (Codes::kLowMore != 0) begin_lower(p, rows, row, Codes::kLowMore);
   }
-  made = {works_begun(), p.inputs.data, rows};
+  made = {works_begun(), p.inputs.data, p.order, rows};
   made.integers.integers = reinterpret_cast<char *>(memory);
   made.integers.stride = stride;
   return made.integers;

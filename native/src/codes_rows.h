@@ -145,17 +145,18 @@ Rows make_integers(const ost_product &p, int32_t more, const int *places) {
 
 // The integers of a block of rows, made once by each thread that multiplies with them; codes are `more`
 // than the weight's own, and each eight integers are at `places`, if not in order. Works have one weight,
-// so one way of `more` and `places`.
+// so one way of `more` and `places`; but its experts may each have an order of inputs.
 template <class Integer>
 Rows integers_of(const ost_product &p, int32_t more, const int *places = nullptr) {
   struct Made {
     int64_t work = -1;
     const void *rows = nullptr;
+    const int32_t *order = nullptr;
     Rows integers;
   };
   static thread_local Made made;
-  if (made.work != works_begun() || made.rows != p.inputs.data)
-    made = {works_begun(), p.inputs.data, make_integers<Integer>(p, more, places)};
+  if (made.work != works_begun() || made.rows != p.inputs.data || made.order != p.order)
+    made = {works_begun(), p.inputs.data, p.order, make_integers<Integer>(p, more, places)};
   return made.integers;
 }
 

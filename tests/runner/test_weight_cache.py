@@ -27,6 +27,7 @@ from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
 from tests.support.mxfp4 import save_mxfp4
 from tests.support.pairs import pairwise
+from tests.support.word_checkpoints import save_words
 
 pytestmark = needs_library
 
@@ -190,6 +191,31 @@ def test_what_is_not_kept_is_left_to_the_modules(
 
     assert Entry.open(entries()[0].folder).index["decoder"] is None
     same(restored, first)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "settings"),
+    [
+        ("qwen3_moe", {"num_experts": 20}, {"method": "gptq", "act_order": True}),
+        (
+            "deepseek_v3",
+            {"num_hidden_layers": 4, "head_dim": 8, "v_head_dim": 16},
+            {"method": "awq"},
+        ),
+    ],
+)
+def test_a_second_start_has_the_codes_of_experts_and_what_stays_in_float32(
+    family: str,
+    changes: dict[str, Any],
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    path = tmp_path / "words"
+    save_words(path, family=family, changes={**changes, "moe_intermediate_size": 64}, **settings)
+    first = load_model(path, "bfloat16")
+
+    same(second(path, monkeypatch, dtype="bfloat16"), first)
 
 
 def test_nothing_is_kept_of_a_model_that_is_read_as_a_whole(

@@ -120,5 +120,5 @@ def test_a_layer_of_which_parts_do_not_fit_is_a_broken_checkpoint(tmp_path: Path
     with pytest.raises(BrokenCheckpoint, match=r"up_proj has no qzeros"):
         load_model(tmp_path)
     save_file({**weights, name: zeros[:1]}, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(BrokenCheckpoint, match="parts of .*up_proj.weight do not fit"):
+    with pytest.raises(BrokenCheckpoint, match=r"parts of .*up_proj.weight do not fit"):
         load_model(tmp_path)
