@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,6 +24,7 @@ from ostinato.runner.model_loader import load_model
 from ostinato.runner.probe import observe_without_weights
 from tests.runner.bench import Bench, random_prompt
 from tests.support.checkpoints import Checkpoints, make_config
+from tests.support.images import PROCESSORS, image_checkpoint, picture
 
 STREAMED: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -37,6 +39,12 @@ STREAMED: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 8},
     "deepseek_v3": {"num_hidden_layers": 4},
     "glm4_moe": {"num_hidden_layers": 4, "moe_intermediate_size": 32, "n_routed_experts": 20},
+    "qwen3_next": {},
+    "qwen3_5_moe_text": {},
+    "granitemoehybrid": {},
+    "falcon_h1": {},
+    "lfm2": {},
+    "jamba": {},
 }
 
 
@@ -48,14 +56,21 @@ def load_whole(path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> 
 
 def logits_of(loaded: LoadedModel) -> torch.Tensor:
     """Return the logits of a prompt in two steps, through blocks."""
-    bench = Bench(loaded)
-    sequence = bench.sequence(random_prompt(1, 21))
+    bench = Bench(loaded, num_state_slots=1)
+    sequence = bench.sequence(random_prompt(1, 21), state_slot=0)
     return torch.cat([bench.logits(sequence.next(13)), bench.logits(sequence.rest())])
+
+
+def vectors_of(loaded: LoadedModel) -> torch.Tensor:
+    """Return what the encoder makes of a picture."""
+    assert loaded.vision is not None
+    return loaded.vision.encode(np.asarray(picture(1)))
 
 
 def same(one: LoadedModel, other: LoadedModel) -> None:
     assert one.forward.name == other.forward.name and one.forward.reason == other.forward.reason
-    assert one.kv_spec == other.kv_spec and one.fingerprint == other.fingerprint
+    assert one.kv_spec == other.kv_spec and one.state_spec == other.state_spec
+    assert one.fingerprint == other.fingerprint
     assert one.eos_token_ids == other.eos_token_ids and one.weight_format == other.weight_format
     ours, theirs = one.model.state_dict(), other.model.state_dict()
     assert ours.keys() == theirs.keys()
@@ -67,7 +82,7 @@ def same(one: LoadedModel, other: LoadedModel) -> None:
 
 @pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("family", STREAMED)
-def test_every_dense_family_is_read_as_a_whole_one_is(
+def test_every_family_is_read_as_a_whole_one_is(
     family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
     path = checkpoints.path(family, **STREAMED[family])
@@ -75,6 +90,22 @@ def test_every_dense_family_is_read_as_a_whole_one_is(
 
     monkeypatch.setattr(model_loader, "read_whole", None)
     same(load_model(path, "bfloat16"), whole)
+
+
+@pytest.mark.one_case_in(2)
+@pytest.mark.parametrize("family", PROCESSORS)
+def test_encoders_of_images_are_read_with_their_model(
+    family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    """Published checkpoints of these families name most weights otherwise than the model."""
+    path = image_checkpoint(checkpoints, family)
+    whole = load_whole(path, monkeypatch, dtype="bfloat16")
+
+    monkeypatch.setattr(model_loader, "read_whole", None)
+    loaded = load_model(path, "bfloat16")
+
+    same(loaded, whole)
+    assert torch.equal(vectors_of(loaded), vectors_of(whole))
 
 
 @pytest.mark.parametrize(("quantization", "tied"), [("int8", True), ("int4", False)])

@@ -21,9 +21,10 @@ from ostinato.runner.weight_cache import facts, folder, recording, restoring
 from ostinato.runner.weight_cache.entry import Entry, EntryWriter
 from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, cache_folder, entries
 from tests.runner.test_mxfp4 import SIZES
-from tests.runner.test_streamed import logits_of, same
+from tests.runner.test_streamed import logits_of, same, vectors_of
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
+from tests.support.images import image_checkpoint
 from tests.support.instruction_sets import needs_library
 from tests.support.mxfp4 import save_mxfp4
 from tests.support.pairs import pairwise
@@ -84,6 +85,8 @@ def mapped_bytes(entry: Path) -> int:
         ("gemma2", {"dtype": "float16"}),
         ("qwen3_moe", {"dtype": "bfloat16"}),
         ("qwen3_moe", {"dtype": "bfloat16", "quantization": "int4"}),
+        ("qwen3_next", {"dtype": "bfloat16"}),
+        ("granitemoehybrid", {"dtype": "bfloat16", "quantization": "int8"}),
     ],
 )
 def test_a_second_start_is_the_first_one(
@@ -141,6 +144,20 @@ def test_so_is_that_of_experts_in_mxfp4(
 
     same(restored, first)
     assert restored.weight_format == first.weight_format == "codes of the file (MXFP4)"
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
+def test_so_is_that_of_a_model_with_an_encoder_of_images(
+    family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    path = image_checkpoint(checkpoints, family)
+    first = load_model(path, "bfloat16")
+
+    restored = second(path, monkeypatch, dtype="bfloat16")
+
+    same(restored, first)
+    assert torch.equal(vectors_of(restored), vectors_of(first))
+    assert second(path, monkeypatch, dtype="bfloat16", images=False).vision is None
 
 
 MODULES_ARE_NEEDED = {

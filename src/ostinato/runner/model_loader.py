@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -213,7 +212,7 @@ def _load(
             # Before the weights: to convert one of 150,000 words takes a gigabyte.
             tokenizer = load_tokenizer(path) if origin == path else load_saved_tokenizer(origin)
             if entry is not None:
-                built, encoder = restore_model(entry, settings), None
+                built, encoder = restore_model(entry, settings, request.images)
                 size = ModelSize(*entry.index["size"])
             else:
                 built, encoder = _build(settings, device, recorder)
@@ -283,8 +282,9 @@ def _build(
     if device.type == "cpu" and not on_device(settings.attention, device):
         built = stream_model(settings, on_meta, recorder)
         if built is not None:
-            return built, None
+            return built
         if not any(True for _ in quantization_settings(settings.config)):
+            on_meta = check_attention_interface(unquantized(settings.config))
             check_whole(on_meta, settings.dtype, settings.path.is_file())
     return read_whole(settings, device)
 
@@ -316,7 +316,6 @@ def read_whole(settings: LoadSettings, device: torch.device) -> tuple[Assembled,
     model = load_weights(path, settings.config, settings.dtype, device, state)
     del state
     encoder = take_encoder(model)
-    _drop_encoders(model)
     if quantized is None and settings.forward != "plain":
         quantized = _codes_of_checkpoint(path, model, source)
         if quantized is not None and not quantized.activations.bits:
@@ -397,15 +396,6 @@ def _codes_of_checkpoint(
     if isinstance(source, WordSource):
         return source.quantization_of(model)
     return codes_of_file(path, model) if path.is_file() else None
-
-
-def _drop_encoders(model: "PreTrainedModel") -> None:
-    """Remove encoders of images and sound from a model: text never calls them."""
-    decoder, embedding = model.get_decoder(), model.get_input_embeddings()
-    for name, child in list(model.base_model.named_children()):
-        has_text = child is decoder or embedding in child.modules()
-        if isinstance(child, transformers.PreTrainedModel) and not has_text:
-            setattr(model.base_model, name, None)
 
 
 def _eos_token_ids(path: Path, config: PreTrainedConfig) -> frozenset[int]:

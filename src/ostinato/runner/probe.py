@@ -150,10 +150,10 @@ def probe_model(
 
 def observe_without_weights(
     model: "PreTrainedModel",
-) -> tuple[KVSpec, tuple[AttentionStyle, ...]] | None:
-    """Return the KV and the attention of each layer of a model on ``meta``.
+) -> tuple[KVSpec, StateSpec, tuple[AttentionStyle, ...]] | None:
+    """Return what each layer of a model on ``meta`` keeps, and how those attend that do.
 
-    None for a model with states, and for one that cannot be called without numbers.
+    None for a model that cannot be called without numbers.
     """
     call = ModelCall(model)
     try:
@@ -162,7 +162,7 @@ def observe_without_weights(
             spec = recorder.spec(model)
     except Exception:  # code of any model, where values of tensors are not defined
         return None
-    return None if recorder.states.spec.layers else (spec, recorder.styles())
+    return spec, recorder.states.spec, recorder.styles()
 
 
 def check_finite(model: "PreTrainedModel", call: StepCall, probed: Probed) -> None:

@@ -154,17 +154,26 @@ def take_encoder(model: "PreTrainedModel") -> nn.Module | None:
     Returns:
         The model's base without its language model; None if images of this type are not served.
 
-    Effects: the model keeps its language model and head.
+    Effects: the model keeps its language model and head; text calls no encoder, of sound neither.
     """
-    base, family = model.base_model, FAMILIES.get(model.config.model_type)
-    if family is None or any(getattr(base, name, None) is None for name in family.parts):
-        return None
-    encoder: nn.Module = copy.copy(base)
-    encoder._modules = {name: base._modules[name] for name in family.parts}
-    encoder.config = copy.deepcopy(base.config)
-    for name in family.parts:
-        setattr(base, name, None)
+    base, encoder = model.base_model, None
+    if parts := encoder_parts(model):
+        encoder = copy.copy(base)
+        encoder._modules = parts
+        encoder.config = copy.deepcopy(base.config)
+    decoder, embedding = model.get_decoder(), model.get_input_embeddings()
+    for name, child in list(base.named_children()):
+        has_text = child is decoder or embedding in child.modules()
+        if name in parts or (isinstance(child, transformers.PreTrainedModel) and not has_text):
+            setattr(base, name, None)
     return encoder
+
+
+def encoder_parts(model: "PreTrainedModel") -> dict[str, nn.Module | None]:
+    """Return the modules of a model's base that encode images, by name; empty for none."""
+    modules, family = model.base_model._modules, FAMILIES.get(model.config.model_type)
+    parts = {} if family is None else {name: modules.get(name) for name in family.parts}
+    return {} if None in parts.values() else parts
 
 
 def load_vision(

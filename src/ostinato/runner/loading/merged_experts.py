@@ -7,22 +7,26 @@
     experts.1.gate_proj.weight  ...             ┘
     experts.0.down_proj.weight  (width, inner)  ── experts.down_proj     (experts, width, inner)
 
-Mixtral's names are w1, w3 and w2, below ``block_sparse_moe`` in place of ``mlp``.
+Mixtral's names are w1, w3 and w2. What else a checkpoint names otherwise than its model, such as a
+language model beside an encoder of images, is renamed as ``transformers`` does.
 
-Source: ``transformers.conversion_mapping``, for checkpoints of Qwen's, DeepSeek's and Mixtral's
-names.
+Source: ``transformers.conversion_mapping``.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ostinato.runner.forward.quantized import StoredRows
 from ostinato.runner.loading.weight_source import SafetensorsSource, WeightSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w[123])\.weight")
 _PART = re.compile(r".*\.experts\.\d+\.\w+\.(?!weight$|bias$).*")
@@ -32,25 +36,21 @@ _MERGED = (
     ("gate_up_proj", ("w1", "w3")),
     ("down_proj", ("w2",)),
 )
-_RENAMED = (".block_sparse_moe.", ".mlp.")
 
 
 class MergedExperts:
     """A source whose experts are merged; see ``WeightSource``."""
 
-    def __init__(self, source: WeightSource, names: Collection[str]) -> None:
-        """Read nothing; a checkpoint without experts stays as it is.
+    def __init__(self, source: WeightSource, model: "PreTrainedModel") -> None:
+        """Read nothing; names that the model has stay as they are.
 
         Args:
             source: The checkpoint.
-            names: Those of the model's weights.
+            model: Names its weights; on any device.
         """
         self._source = source
         self._parts: dict[str, list[list[str]]] = {}
-        is_renamed = not any(_RENAMED[0] in name for name in names)
-        self._own = {
-            name.replace(*_RENAMED) if is_renamed else name: name for name in source.shapes
-        }
+        self._own = _names_in_model(model, source.shapes)
         self._shapes = {name: source.shapes[own] for name, own in self._own.items()}
         experts: dict[str, set[int]] = {}
         for name in self._own:
@@ -139,6 +139,21 @@ class MergedExperts:
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding that is smaller than the plain one; None if there is none."""
         return self._source.embedding(self._own.get(name, name), dtype)
+
+
+def _names_in_model(model: "PreTrainedModel", names: Iterable[str]) -> dict[str, str]:
+    """Return the names of a checkpoint by those that a model has for the same weights."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    changes = [c for c in get_model_conversion_mapping(model) if isinstance(c, WeightRenaming)]
+    own: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
+    own |= dict(model.named_buffers())
+    prefix = model.base_model_prefix
+    return {
+        name if name in own else rename_source_key(name, changes, [], prefix, own)[0]: name
+        for name in names
+    }
 
 
 def quantized_expert(files: Iterable[Path]) -> str | None:

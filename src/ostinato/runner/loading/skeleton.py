@@ -17,9 +17,11 @@ from transformers import PreTrainedConfig
 
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.registration import ATTENTION_NAME, register
+from ostinato.runner.images.vision import encoder_parts
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.loading.model_support import auto_class
 from ostinato.runner.loading.weight_source import WeightSource
+from ostinato.runner.states.store import StateSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,18 +52,22 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> "PreTrainedM
     return model.eval()
 
 
-def trial_layers(model: "PreTrainedModel", spec: KVSpec, styles: tuple[AttentionStyle, ...]) -> int:
+def trial_layers(
+    model: "PreTrainedModel", spec: KVSpec, states: StateSpec, styles: tuple[AttentionStyle, ...]
+) -> int:
     """Return how many of the first layers have one of each kind.
 
     Layers are of one kind if their modules have the same types, shapes and settings, keep keys and
-    values of the same shape, and attend with the same parameters.
+    values and states of the same shape, and attend with the same parameters.
     """
     layers = cast(nn.ModuleList, cast(Any, model.get_decoder()).layers)
     settings = list(_settings_by_layer(model.config.get_text_config(), len(layers)))
+    by_layer = dict(zip(spec.attending, styles, strict=True))
     seen: set[Hashable] = set()
     num_layers = 0
     for index, layer in enumerate(layers):
-        kind = (_kind(layer), spec.layers[index], styles[index], settings[index])
+        kept = spec.layers[index], states.layers.get(index), by_layer.get(index)
+        kind = (_kind(layer), kept, settings[index])
         if kind not in seen:
             seen.add(kind)
             num_layers = index + 1
@@ -120,6 +126,15 @@ def fill(
         filled = nn.Parameter(numbers, requires_grad=False)
         for _, module, own_name in holders:
             module._parameters[own_name] = filled
+
+
+def fill_encoder(model: "PreTrainedModel", source: WeightSource, dtype: torch.dtype) -> None:
+    """Read the weights of a skeleton's encoder of images, and no others."""
+    parts = [part for part in encoder_parts(model).values() if part is not None]
+    inside = {id(parameter) for part in parts for parameter in part.parameters()}
+    others = {id(parameter) for parameter in model.parameters()} - inside
+    if inside:
+        fill(model, source, dtype, frozenset(others))
 
 
 def keep_blocks(model: "PreTrainedModel", source: WeightSource, dtype: torch.dtype) -> None:

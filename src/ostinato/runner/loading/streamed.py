@@ -7,8 +7,8 @@
     skeleton         ─► read a product's weights, pack them, forget   (all layers)
 
 So the peak of memory is what stays, and the largest product once more. Models that this cannot
-load as ``transformers`` would, are loaded by it: most experts in GGUF files, states, encoders,
-weights quantized in most formats, and checkpoints whose names differ from the model's.
+load as ``transformers`` would, are loaded by it: most experts in GGUF files, weights
+quantized in some formats, and checkpoints that have more weights than the model, or fewer.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain, why_
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.structure import parse_decoder
-from ostinato.runner.images.vision_families import FAMILIES
+from ostinato.runner.images.vision import take_encoder
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.loading.fp8_source import Fp8Source, is_fp8
 from ostinato.runner.loading.gguf_source import GgufSource
@@ -45,6 +45,7 @@ from ostinato.runner.loading.skeleton import (
     build_skeleton,
     cut_to_trial,
     fill,
+    fill_encoder,
     keep_blocks,
     reads_all,
     trial_config,
@@ -138,6 +139,10 @@ class PackingRecorder(Protocol):
         """Keep the embedding."""
         ...
 
+    def add_encoder(self, model: "PreTrainedModel") -> None:
+        """Keep the weights of its encoder, the only ones that were read."""
+        ...
+
     def add_others(self, model: "PreTrainedModel", source: WeightSource, is_fused: bool) -> None:
         """Keep what is neither packed nor an embedding."""
         ...
@@ -145,8 +150,8 @@ class PackingRecorder(Protocol):
 
 def stream_model(
     settings: LoadSettings, on_meta: "PreTrainedModel", recorder: PackingRecorder | None = None
-) -> Assembled | None:
-    """Load a model weight by weight; None if ``transformers`` has to.
+) -> tuple[Assembled, nn.Module | None] | None:
+    """Load a model weight by weight, and its encoder of images; None if ``transformers`` has to.
 
     Args:
         settings: What to load.
@@ -159,16 +164,18 @@ def stream_model(
             not supported here.
         UnsupportedModel: The probe does not pass.
     """
-    if settings.config.model_type in FAMILIES:
-        return None
-    if _has_more_than_a_decoder(on_meta, settings.dtype):
-        return None
     quantized = next(quantization_settings(settings.config), None)
     source = _source(settings, on_meta, quantized)
     if source is None:
         return None
+    take_encoder(on_meta)
+    if _has_more_than_a_decoder(on_meta, settings.dtype):
+        return None
     # Grouped products of experts have no float32 without numbers.
-    observed = observe_without_weights(on_meta.to(torch.bfloat16))
+    has_experts = any(map(is_experts, on_meta.modules()))
+    observed = observe_without_weights(
+        on_meta.to(torch.bfloat16 if has_experts else settings.dtype)
+    )
     if observed is None:
         return None
     config = unquantized(settings.config)
@@ -181,21 +188,24 @@ def stream_model(
     skeleton = build_skeleton(config, settings.dtype)
     if not reads_all(skeleton, source):
         return None
-    spec, styles = observed[0], _without_sinks(observed[1])
-    sinks = _names_of_sinks(on_meta, observed[1])
+    (spec, states, seen), styles = observed, _without_sinks(observed[2])
+    sinks = _names_of_sinks(on_meta, seen)
     if sinks is None:
         return None
     # Two at least, so that one follows another.
-    num_layers = min(len(styles), max(2, trial_layers(skeleton, spec, styles)))
-    if num_layers > max(2, len(styles) // 2):
+    all_layers = len(spec.layers)
+    num_layers = min(all_layers, max(2, trial_layers(skeleton, spec, states, styles)))
+    if num_layers > max(2, all_layers // 2):
         return None
     _check_memory(settings, skeleton, source, spec)
     kinds = {source.kinds.get(name, "") for name in packed_names(skeleton, source).values()} - {""}
     trial = _Trial(settings, source, num_layers).run(f"{prefix}{', '.join(sorted(kinds))}")
     # What was seen without weights holds for the layers that were tried.
+    tried, tried_states = trial.probed, trial.probed.states.layers
     if (
-        trial.probed.spec.layers != spec.layers[:num_layers]
-        or _without_sinks(trial.probed.styles) != styles[:num_layers]
+        tried.spec.layers != spec.layers[:num_layers]
+        or tried_states != {n: s for n, s in states.layers.items() if n < num_layers}
+        or _without_sinks(tried.styles) != styles[: len(tried.styles)]
     ):
         return None
     styles = tuple(_with_sinks(skeleton, source, *each) for each in zip(styles, sinks, strict=True))
@@ -204,7 +214,7 @@ def stream_model(
         call.hand_step_to_attention()
     known = Assembled(
         call,
-        replace(trial.probed, spec=spec, styles=styles),
+        replace(trial.probed, spec=spec, states=states, styles=styles),
         ChosenForward(trial.forward.name, trial.forward.reason),
         trial.quantization,
     )
@@ -212,6 +222,10 @@ def stream_model(
     progress = LoadProgress(settings.name, source.num_bytes)
     source.on_read = progress.add
     try:
+        fill_encoder(skeleton, source, settings.dtype)
+        if recorder is not None:
+            recorder.add_encoder(skeleton)
+        encoder = take_encoder(skeleton)
         names = packed_names(skeleton, source)
         pack = Packing(source, names, known.quantization, settings.dtype)
         forward = complete_model(skeleton, source, known, pack, recorder)
@@ -219,7 +233,7 @@ def stream_model(
         progress.close()
     check_finite(skeleton, forward.fused or call, known.probed)
     read_generation_config(skeleton, settings.path)
-    return replace(known, forward=forward)
+    return replace(known, forward=forward), encoder
 
 
 def _without_sinks(styles: Iterable[AttentionStyle]) -> tuple[AttentionStyle, ...]:
@@ -297,7 +311,7 @@ def _source(
         plain = WordSource(settings.files, quantized, names)
     else:
         return None
-    return MergedExperts(plain, names) if plain.are_numbers else None
+    return MergedExperts(plain, model) if plain.are_numbers else None
 
 
 class _Trial:
@@ -306,6 +320,7 @@ class _Trial:
     def __init__(self, settings: LoadSettings, source: WeightSource, num_layers: int) -> None:
         self._settings, self._source = settings, source
         self._model = build_skeleton(trial_config(settings.config), settings.dtype)
+        take_encoder(self._model)
         cut_to_trial(self._model, num_layers)
 
     def run(self, codes_name: str) -> Assembled:

@@ -236,7 +236,7 @@ class WordSource(SafetensorsSource):
             UnsupportedModel: A quantized layer is not a linear layer of the model.
         """
         parameters, modules = dict(model.named_parameters()), dict(model.named_modules())
-        merged, stacks = MergedExperts(self, parameters), dict(expert_weights(model))
+        merged, stacks = MergedExperts(self, model), dict(expert_weights(model))
         stored, experts = {}, {}
         for name in merged.kinds:
             module = modules.get(name.removesuffix(".weight"))

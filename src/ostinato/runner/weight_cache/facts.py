@@ -23,9 +23,9 @@ from ostinato.runner.native.code_packing import packs_blocks
 from ostinato.runner.native.library import PATH, attention_isa, current_isa, library
 from ostinato.runner.probe import Probed
 from ostinato.runner.settings import AttentionName
-from ostinato.runner.states.store import StateSpec
+from ostinato.runner.states.store import StateShape, StateSpec
 
-FORMAT = 3
+FORMAT = 4
 """Version of the index and of the layout of tiles."""
 
 _PACKAGES = ("ostinato", "torch", "transformers", "gguf", "tokenizers")
@@ -70,12 +70,16 @@ def probed_record(probed: Probed, model: nn.Module) -> dict[str, Any] | None:
         None if style.sinks is None else names.get(style.sinks.data_ptr(), "")
         for style in probed.styles
     ]
-    if probed.states.layers or "" in sinks:
+    if "" in sinks:
         return None
     return {
         "layers": [
             [layer.num_kv_heads, layer.key_dim, layer.value_dim, layer.sliding_window]
             for layer in probed.spec.layers
+        ],
+        "states": [
+            [layer, [[each.shape, str(each.dtype).removeprefix("torch.")] for each in shapes]]
+            for layer, shapes in probed.states.layers.items()
         ],
         "styles": [[getattr(style, name) for name in _STYLE] for style in probed.styles],
         "sinks": sinks,
@@ -94,7 +98,12 @@ def probed_of(
     """
     return Probed(
         KVSpec(tuple(LayerKV(*layer) for layer in record["layers"])),
-        StateSpec(),
+        StateSpec(
+            {
+                layer: tuple(StateShape(tuple(s), getattr(torch, dtype)) for s, dtype in shapes)
+                for layer, shapes in record["states"]
+            }
+        ),
         tuple(
             AttentionStyle(
                 **dict(zip(_STYLE, style, strict=True)),

@@ -127,6 +127,13 @@ class Recorder:
         self._embedding = embedding
         _move(embedding, self._add(f"{name}.weight", _memory_of(embedding)))
 
+    def add_encoder(self, model: "PreTrainedModel") -> None:
+        """Write the weights of its encoder, the only ones that were read, and map them."""
+        for name, weight in model.named_parameters():
+            if self._writer is not None and not weight.is_meta:
+                weight.data = self._add(name, weight.data)
+                self._moved.append(weight)
+
     def add_others(self, model: "PreTrainedModel", source: WeightSource, is_fused: bool) -> None:
         """Write the weights that are neither packed nor embeddings.
 

@@ -17,9 +17,11 @@ from ostinato.runner.forward.decoder import Decoder, Mixture
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import Pack
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight, StoredRows
+from ostinato.runner.images.vision import take_encoder
+from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.loading.load_memory import STEP_BYTES, gib
 from ostinato.runner.loading.pretrained import quiet
-from ostinato.runner.loading.skeleton import build_skeleton
+from ostinato.runner.loading.skeleton import build_skeleton, fill_encoder
 from ostinato.runner.loading.streamed import (
     Assembled,
     LoadSettings,
@@ -95,17 +97,35 @@ def _quantization_record(quantization: Quantization | None) -> list[object] | No
     return [quantization.name, is_stored, activations.bits, activations.group_size]
 
 
-def restore_model(entry: Entry, settings: LoadSettings) -> Assembled:
+def restore_model(
+    entry: Entry, settings: LoadSettings, images: bool
+) -> tuple[Assembled, nn.Module | None]:
     """Build a model whose weights are mapped; its modules only if steps call them.
+
+    Args:
+        entry: The weights.
+        settings: What to load.
+        images: Whether to build its encoder of images as well, if it has one.
 
     Raises:
         ConfigError: It does not fit in free memory with the keys and values of the settings.
     """
-    index, source = entry.index, EntrySource(entry)
+    source = EntrySource(entry)
+    encoder = None
+    if images and settings.config.model_type in FAMILIES:
+        with quiet():
+            skeleton = build_skeleton(settings.config, settings.dtype)
+            fill_encoder(skeleton, source, settings.dtype)
+            encoder = take_encoder(skeleton)
+    return _restored(source, settings), encoder
+
+
+def _restored(source: "EntrySource", settings: LoadSettings) -> Assembled:
+    index = source.index
     probed = probed_of(
         index["probed"], settings.attention, lambda name: source.plain(name, settings.dtype)
     )
-    _check_memory(entry.num_bytes, settings.kv_bytes(probed.spec, settings.dtype))
+    _check_memory(source.num_bytes, settings.kv_bytes(probed.spec, settings.dtype))
     quantization = None
     if index["quantization"] is not None:
         name, is_stored, *activations = index["quantization"]
@@ -137,6 +157,7 @@ def _with_modules(
     """Build a model with all its modules."""
     with quiet():
         skeleton = build_skeleton(settings.config, settings.dtype)
+        take_encoder(skeleton)
         call = ModelCall(skeleton)
         if source.index["hands_step"]:
             call.hand_step_to_attention()
