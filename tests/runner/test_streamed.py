@@ -41,9 +41,13 @@ STREAMED: dict[str, dict[str, Any]] = {
     "glm4_moe": {"num_hidden_layers": 4, "moe_intermediate_size": 32, "n_routed_experts": 20},
     "qwen3_next": {},
     "qwen3_5_moe_text": {},
-    "granitemoehybrid": {},
-    "falcon_h1": {},
+    "granitemoehybrid": {"num_hidden_layers": 6, "layer_types": ["mamba", "attention"] * 3},
+    "falcon_h1": {"num_hidden_layers": 6},
     "lfm2": {},
+    "nemotron_h": {
+        "num_hidden_layers": 8,
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"] * 2,
+    },
     "jamba": {},
 }
 

@@ -32,6 +32,7 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w[123]
 _PART = re.compile(r".*\.experts\.\d+\.\w+\.(?!weight$|bias$).*")
 _MERGED = (
     ("gate_up_proj", ("gate_proj", "up_proj")),
+    ("up_proj", ("up_proj",)),  # of Nemotron, without gates
     ("down_proj", ("down_proj",)),
     ("gate_up_proj", ("w1", "w3")),
     ("down_proj", ("w2",)),

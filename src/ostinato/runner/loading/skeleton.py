@@ -5,9 +5,11 @@ keeps the first layers of a skeleton, so many that each kind of layer is among t
 ids; ``trial_config`` keeps the first experts: as little as the probe has to see.
 """
 
+import ast
 import copy
 import inspect
 import re
+import textwrap
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,6 +36,9 @@ TRIAL_EXPERTS = 16
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _GROUP_COUNTS = ("n_group", "num_expert_group")
+
+_CACHE = re.compile(r"(cache_params|past_key_values?)\.")
+"""Begins the methods of caches, as modules of ``transformers`` call them."""
 
 _VALUES = (bool, int, float, str, tuple, type(None))
 
@@ -229,10 +234,16 @@ def _own_kind(module: nn.Module) -> Iterator[Hashable]:
 def _computes_with_index(kind: type[nn.Module]) -> bool:
     """Return whether a module's code reads the index of its layer for more than its cache."""
     try:
-        lines = inspect.getsource(kind.forward).splitlines()
-    except (OSError, TypeError):
+        code = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
+    except (OSError, TypeError, SyntaxError):
         return True
-    return any("layer_idx" in line and ".update(" not in line for line in lines)
+    nodes = list(ast.walk(code))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    in_calls = {n for call in calls if _CACHE.match(ast.unparse(call.func)) for n in ast.walk(call)}
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == "layer_idx" and node not in in_calls
+        for node in nodes
+    )
 
 
 def _settings_by_layer(config: PreTrainedConfig, num_layers: int) -> Iterator[Hashable]:
