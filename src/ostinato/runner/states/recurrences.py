@@ -135,17 +135,8 @@ class Mamba2Scan(Recurrence):
 
         See ``Recurrence``.
         """
-        inputs, dt, keys, queries = (call[name] for name in self.axes)
-        native = native_for(queries, keys, inputs, dt) if call["dt_softplus"] else None
-        if native is not None:
-            if call["dt_bias"] is not None:
-                dt = dt + call["dt_bias"].to(dt.dtype)
-            limits = torch.tensor(call["dt_limit"] or (0.0, float("inf")), dtype=dt.dtype)
-            low, high = limits.tolist()  # rounded as steps are
-            scan = Scan(has_values_first=True, skips=call["D"], step_limits=(low, high))
-            return scan.run(native, state, (queries, keys, inputs), (call["A"], dt))
-        output, after = call.run(initial_states=state, return_final_states=True)
-        return output, after
+        scanned = self._scanned(call, state)
+        return scanned or call.run(initial_states=state, return_final_states=True)
 
     def step(self, call: Call, states: State) -> tuple[Tensor, State]:
         """Decay each state, add to it and read it; see ``Recurrence``.
@@ -153,6 +144,8 @@ class Mamba2Scan(Recurrence):
         Time steps are limited here too, as in the model's forward without a cache. ``generate``
         limits them in prompts only, so a state would depend on how it was computed.
         """
+        if (scanned := self._scanned(call, states)) is not None:
+            return scanned
         inputs, dt, keys, queries = (call[name][:, 0] for name in ("hidden_states", "dt", "B", "C"))
         head_dim, state_size = inputs.shape[-1], keys.shape[-1]
         dt = functional.softplus(dt + call["dt_bias"].to(dt.dtype)).clamp(*call["dt_limit"])
@@ -166,6 +159,19 @@ class Mamba2Scan(Recurrence):
             call["D"][:, None].expand(-1, head_dim),
         )
         return _as_scanned(output)[:, None], states
+
+    def _scanned(self, call: Call, state: State | None) -> tuple[Tensor, State] | None:
+        """Compute natively; None if the inputs' format does not allow it."""
+        inputs, dt, keys, queries = (call[name] for name in self.axes)
+        native = native_for(queries, keys, inputs, dt) if call["dt_softplus"] else None
+        if native is None:
+            return None
+        if call["dt_bias"] is not None:
+            dt = dt + call["dt_bias"].to(dt.dtype)
+        limits = torch.tensor(call["dt_limit"] or (0.0, float("inf")), dtype=dt.dtype)
+        low, high = limits.tolist()  # rounded as steps are
+        scan = Scan(has_values_first=True, skips=call["D"], step_limits=(low, high))
+        return scan.run(native, state, (queries, keys, inputs), (call["A"], dt))
 
 
 class MambaScan(Recurrence):
