@@ -82,6 +82,7 @@ class Scan:
         states: Tensor | None,
         heads: tuple[Tensor, Tensor, Tensor],
         gates: tuple[Tensor, Tensor],
+        in_place: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Compute some tokens of sequences of one length.
 
@@ -94,6 +95,8 @@ class Scan:
                 num_tokens, num_heads). With ``step_limits`` the second are what softplus makes
                 steps of, and the first, shape (num_heads,), give with a step the log of its decay.
 
+            in_place: Whether states are overwritten; they are contiguous, and float32.
+
         Returns:
             The outputs, shaped like the values, and the states after the last token, float32.
         """
@@ -102,9 +105,12 @@ class Scan:
         num_key_heads, key_dim = queries.shape[2:]
         sizes = (value_dim, key_dim) if self.has_values_first else (key_dim, value_dim)
         shape = count, num_heads, *sizes
-        after = torch.zeros(shape)
-        if states is not None:
-            after.copy_(states)
+        if in_place and states is not None:
+            assert states.is_contiguous() and states.dtype == torch.float32
+            after = states
+        else:
+            after = torch.zeros(shape) if states is None else states.to(torch.float32, copy=True)
+            after = after.contiguous()
         rows = [_rows(each.flatten(2)) for each in heads]
         logs, betas = (each.float().contiguous() for each in gates)
         assert all(each.shape[:2] == (count, num_tokens) for each in heads)

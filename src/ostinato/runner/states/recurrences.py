@@ -144,7 +144,7 @@ class Mamba2Scan(Recurrence):
         Time steps are limited here too, as in the model's forward without a cache. ``generate``
         limits them in prompts only, so a state would depend on how it was computed.
         """
-        if (scanned := self._scanned(call, states)) is not None:
+        if (scanned := self._scanned(call, states, True)) is not None:
             return scanned
         inputs, dt, keys, queries = (call[name][:, 0] for name in ("hidden_states", "dt", "B", "C"))
         head_dim, state_size = inputs.shape[-1], keys.shape[-1]
@@ -160,7 +160,9 @@ class Mamba2Scan(Recurrence):
         )
         return _as_scanned(output)[:, None], states
 
-    def _scanned(self, call: Call, state: State | None) -> tuple[Tensor, State] | None:
+    def _scanned(
+        self, call: Call, state: State | None, in_place: bool = False
+    ) -> tuple[Tensor, State] | None:
         """Compute natively; None if the inputs' format does not allow it."""
         inputs, dt, keys, queries = (call[name] for name in self.axes)
         native = native_for(queries, keys, inputs, dt) if call["dt_softplus"] else None
@@ -171,7 +173,7 @@ class Mamba2Scan(Recurrence):
         limits = torch.tensor(call["dt_limit"] or (0.0, float("inf")), dtype=dt.dtype)
         low, high = limits.tolist()  # rounded as steps are
         scan = Scan(has_values_first=True, skips=call["D"], step_limits=(low, high))
-        return scan.run(native, state, (queries, keys, inputs), (call["A"], dt))
+        return scan.run(native, state, (queries, keys, inputs), (call["A"], dt), in_place)
 
 
 class MambaScan(Recurrence):
