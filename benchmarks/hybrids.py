@@ -19,9 +19,10 @@ first warm    the same, with the 2,048 cached
 decode 1, 16  one step of so many sequences behind them
 ============  ===================================================================================
 
-``--scans`` computes the first token of 2,048 tokens with the native scans and convolutions and with
-those of ``transformers``, by turns in one engine: four layers of Qwen3.5 (32 heads of 128 x 128)
-and of Granite 4 (64 heads of 64 x 128), each with 2,048 channels and one layer of attention.
+``--scans`` computes the first token of 2,048 tokens, and steps of 16 sequences, with the native
+scans and convolutions and with those of ``transformers``, by turns in one engine: four layers of
+Qwen3.5 (32 heads of 128 x 128) and of Granite 4 (64 heads of 64 x 128), each with 2,048 channels
+and one layer of attention.
 """
 
 import argparse
@@ -31,6 +32,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -214,34 +216,40 @@ def _ms(call: Callable[..., object], *arguments: object) -> float:
 
 
 def compare_scans(small: bool, rounds: int) -> None:
-    """Print the milliseconds of prefills with native scans and with torch's, by turns."""
+    """Print the milliseconds of prompts and of steps with native scans and torch's, by turns."""
     states = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
     body = BODY | ({"hidden_size": 64} if small else {})
     qwen = Qwen3_5TextConfig(**body, **HEADS, **states, intermediate_size=6144)
     granite = GraniteMoeHybridConfig(**body, **GRANITE, mamba_expand=4096 // body["hidden_size"])
-    settings = {"kv_cache_memory": 2**30, "max_num_batched_tokens": 4096, "max_step_ms": None}
-    table = Table("ms", "native", "torch", "times as fast", "CPU times as fast")
-    for name, config in {"qwen3.5": qwen, "granite 4": granite}.items():
+    settings = {"kv_cache_memory": 2**30, "max_num_batched_tokens": 4096}
+    works = {"first token": (1, 128 if small else 2048, 1), "step of 16": (16, 32, 32)}
+    table = Table("ms", "work", "native", "torch", "times as fast", "CPU times as fast")
+    for (name, config), work in product({"qwen3.5": qwen, "granite 4": granite}.items(), works):
+        num_prompts, length, num_tokens = works[work]
         with TemporaryDirectory() as folder:
             _write_random(config, folder)
             llm = LLM(folder, dtype="bfloat16", **settings)
         times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-        prompt = np.random.default_rng(0).integers(3, VOCAB_SIZE, 128 if small else 2048).tolist()
-        once = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        rng = np.random.default_rng(0)
+        prompts = rng.integers(3, VOCAB_SIZE, (num_prompts, length)).tolist()
+        params = SamplingParams(
+            temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
+        )
         for _ in range(rounds + 1):
             for is_native, measured in times.items():
                 llm.reset_prefix_cache()
                 with nullcontext() if is_native else patch(NATIVE_SCANS, return_value=None):
                     begin = time.perf_counter(), time.process_time()
-                    llm.generate([prompt], once, use_tqdm=False)
+                    llm.generate(prompts, params, use_tqdm=False)
                     end = time.perf_counter(), time.process_time()
-                measured.append((end[0] - begin[0], end[1] - begin[1]))
+                wall, cpu = (end[place] - begin[place] for place in (0, 1))
+                measured.append((wall / num_tokens, cpu / num_tokens))
         (wall, torch_wall), (cpu, torch_cpu) = (
             [median(each[place] for each in measured[1:]) for measured in times.values()]
             for place in (0, 1)
         )
         table.add_row(
-            name, f"{1e3 * wall:,.0f}", f"{1e3 * torch_wall:,.0f}",
+            name, work, f"{1e3 * wall:,.0f}", f"{1e3 * torch_wall:,.0f}",
             f"{torch_wall / wall:.2f}", f"{torch_cpu / cpu:.2f}",
         )  # fmt: skip
     Console().print(table)
