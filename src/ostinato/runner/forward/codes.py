@@ -128,25 +128,6 @@ class Codes:
     zeros: Tensor | None = None
     order: Tensor | None = None
 
-    @property
-    def num_rows(self) -> int:
-        """Outputs."""
-        return self.codes.shape[0]
-
-    @property
-    def num_columns(self) -> int:
-        """Inputs."""
-        return self.codes.shape[1]
-
-    @property
-    def scale_dtype(self) -> torch.dtype:
-        """Dtype of scales and minima."""
-        return self.scales.dtype
-
-    def as_codes(self, dtype: torch.dtype) -> "Codes":
-        """Return the codes themselves."""
-        return self
-
     def plain(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the dequantized weight, shape (num_outputs, num_inputs)."""
         scales = self._by_input(self.scales)
@@ -189,6 +170,12 @@ class LaterCodes:
     num_columns: int
     scale_dtype: torch.dtype
     read: Callable[[], Codes]
+
+    @classmethod
+    def of(cls, codes: Codes) -> "LaterCodes":
+        """Return codes that were read."""
+        num_rows, num_columns = codes.codes.shape
+        return cls(codes.format, num_rows, num_columns, codes.scales.dtype, lambda: codes)
 
     def as_codes(self, dtype: torch.dtype) -> Codes:
         """Read."""

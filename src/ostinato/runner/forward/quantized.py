@@ -47,7 +47,7 @@ from ostinato.runner.native.scale_tiles import (
 from ostinato.runner.quantization import INSTEAD
 from ostinato.runner.settings import QuantizationName
 
-StoredRows = Codes | LaterCodes | BlockRows
+StoredRows = LaterCodes | BlockRows
 """A weight that came quantized."""
 
 

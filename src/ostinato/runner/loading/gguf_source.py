@@ -19,7 +19,7 @@ from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.gguf_file import architecture_of
 from ostinato.runner.experts.mixture import expert_weights
 from ostinato.runner.experts.stack import ExpertStack
-from ostinato.runner.forward.codes import Codes, encode
+from ostinato.runner.forward.codes import Codes, LaterCodes, encode
 from ostinato.runner.forward.gguf_codes import NEAREST, PLAIN_KINDS, BlockRows, dequantized
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
@@ -283,7 +283,7 @@ def codes_of_file(path: Path, model: "PreTrainedModel") -> Quantization | None:
     }
     config = model.config.get_text_config()
     heads = {config.num_attention_heads, config.num_key_value_heads}
-    stored: dict[int, Codes] = {}
+    stored: dict[int, LaterCodes] = {}
     kinds: set[str] = set()
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
@@ -293,7 +293,8 @@ def codes_of_file(path: Path, model: "PreTrainedModel") -> Quantization | None:
             continue
         kinds.add(tensor.tensor_type.name)
         codes = equal_codes(tensor, module.weight, heads)
-        stored[id(module.weight)] = encode(module.weight, NEAREST) if codes is None else codes
+        codes = encode(module.weight, NEAREST) if codes is None else codes
+        stored[id(module.weight)] = LaterCodes.of(codes)
     return Quantization(f"GGUF {', '.join(sorted(kinds))}", stored) if stored else None
 
 

@@ -34,8 +34,8 @@ from ostinato.runner.forward.codes import BY_TOKEN, PLAIN, Activations
 from ostinato.runner.settings import GROUP_STEP
 
 METHODS = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors"}
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _FORMATS = ("pack-quantized", "int-quantized")
-_AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,9 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def _turned(words: Tensor, bits: int) -> Tensor:
-    place = torch.tensor(_AWQ_OUTPUTS).argsort()
-    return _unpacked(words, bits).view(len(words), -1, 8)[:, :, place].flatten(1)
+    """Unpack words of AWQ, shape (rows, words) to (words * 8, rows)."""
+    columns = _unpacked(words, bits).T.contiguous()
+    return columns.view(-1, 8, len(words))[:, _AWQ_PLACES].flatten(0, 1)
 
 
 def _of_signed(codes: Tensor, bits: int) -> Tensor:
@@ -96,8 +97,8 @@ _GPTQ = Layout(
 )
 _AWQ = Layout(
     *("qweight", "qzeros", "scales", "g_idx", ()),
-    lambda words, bits: _turned(words, bits).T,
     _turned,
+    lambda words, bits: _turned(words, bits).T,
     is_by_input=True,
 )
 _PACKED = Layout(
@@ -138,12 +139,10 @@ def is_in_words(settings: Mapping[str, Any]) -> bool:
     """Return whether all quantized weights of a checkpoint are codes that are read here."""
     if settings.get("quant_method") != "compressed-tensors":
         return settings.get("quant_method") in METHODS
-    groups = settings.get("config_groups")
+    groups = _groups(settings)
     return (
-        isinstance(groups, Mapping)
-        and bool(groups)
-        and all(_fits(group, settings) for group in groups.values())
-        and len({_activation_bits(group) for group in groups.values()}) == 1
+        all(_fits(group, settings) for group in groups)
+        and len(set(map(_activation_bits, groups))) == 1
         and (settings.get("sparsity_config") or {}).get("format", "dense") == "dense"
         and not settings.get("transform_config")
     )
@@ -151,20 +150,22 @@ def is_in_words(settings: Mapping[str, Any]) -> bool:
 
 def activations_of(settings: Mapping[str, Any]) -> Activations:
     """Return what rows become before they are multiplied, by settings that are in words."""
-    groups = settings.get("config_groups") or {}
-    return BY_TOKEN if any(_activation_bits(group) for group in groups.values()) else PLAIN
+    return BY_TOKEN if any(map(_activation_bits, _groups(settings))) else PLAIN
 
 
 def are_asymmetric(settings: Mapping[str, Any]) -> bool:
     """Return whether all layers have zero points."""
-    groups = settings.get("config_groups") or {}
-    return all(group["weights"].get("symmetric") is False for group in groups.values())
+    return all(group["weights"].get("symmetric") is False for group in _groups(settings))
 
 
 def signed_bits(settings: Mapping[str, Any]) -> int:
     """Return the bits of codes that are stored as bytes."""
-    groups = settings.get("config_groups") or {}
-    return max(group["weights"]["num_bits"] for group in groups.values())
+    return max(int(group["weights"]["num_bits"]) for group in _groups(settings))
+
+
+def _groups(settings: Mapping[str, Any]) -> Collection[Mapping[str, Any]]:
+    groups = settings.get("config_groups")
+    return groups.values() if isinstance(groups, Mapping) else ()
 
 
 def _fits(group: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
