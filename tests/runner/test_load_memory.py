@@ -72,7 +72,7 @@ def test_a_model_that_is_read_as_a_whole_has_to_fit_as_well(
     with_free(monkeypatch, STEP)
 
     with pytest.raises(ConfigError, match=r"read as a whole, which needs .* are free"):
-        load_model(checkpoints.path("deepseek_v3"))
+        load_model(checkpoints.path("gpt2"))
 
 
 def test_progress_has_a_rate_and_the_time_left():

@@ -22,6 +22,7 @@ from ostinato.runner.native.packed import required_library
 from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
 from tests.support.checkpoints import edit_config
 from tests.support.instruction_sets import needs_library
+from tests.support.model_families import HYBRIDS
 from tests.support.quantized import BY_TOKEN as BY_TOKENS
 from tests.support.quantized import STATIC, save_w4a16, save_w8a8
 from tests.support.word_checkpoints import save_words
@@ -46,6 +47,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"moe_intermediate_size": 64, "num_hidden_layers": 4, "first_k_dense_replace": 1},
         **{"n_routed_experts": 8, "num_experts_per_tok": 2},
     },
+    "qwen3_next": {**HYBRIDS["qwen3_next"], "moe_intermediate_size": 64},
+    "minimax_m2": {"num_local_experts": 8, "num_hidden_layers": 4, "num_experts_per_tok": 2},
 }
 KINDS: dict[str, dict[str, Any]] = {
     "GPTQ": {"method": "gptq"},
@@ -108,6 +111,8 @@ def check(path: Path, plain: dict[str, Tensor], error: float = 1e-5) -> LoadedMo
         ("mixtral", "GPTQ in act-order"),
         ("deepseek_v3", "AWQ"),
         ("glm4_moe", "GPTQ, symmetric"),
+        ("qwen3_next", "GPTQ v2 in 8 bits"),
+        ("minimax_m2", "AWQ"),
     ],
 )
 def test_experts_are_codes_of_the_checkpoint(family: str, kind: str, tmp_path: Path):
@@ -121,7 +126,7 @@ def test_experts_are_codes_of_the_checkpoint(family: str, kind: str, tmp_path: P
     assert packed_of(loaded)
     method = kind.split()[0].strip(",")
     assert loaded.weight_format == f"codes of the file ({method} W{bits}A16)"
-    assert loaded.forward.name == "fused"
+    assert loaded.forward.name == ("packed" if family == "qwen3_next" else "fused")
 
 
 @pytest.mark.parametrize("kind", ["W4A16", "W4A16 with zeros", "W8A16", "W8A8"])
