@@ -33,6 +33,7 @@ def save_words(
     kept: str = "^$",
     wide: str = "^$",
     orders_by: str = r"gate|up|w[13]",
+    chosen: str = r"(proj|w[123])\.weight$",
     **settings: Any,
 ) -> dict[str, Tensor]:
     """Write a checkpoint of random codes.
@@ -49,6 +50,7 @@ def save_words(
         family: The model type.
         kept: Names of layers that are not quantized, a pattern.
         wide: Names of layers in 8 bits.
+        chosen: Names of layers that are quantized if they are not kept.
         orders_by: What differs in the names of an expert's layers of one order.
         settings: Of the quantization.
 
@@ -62,7 +64,7 @@ def save_words(
     plain = {}
     orders: dict[tuple[int, str], Tensor] = {}
     own_bits = bits
-    for name in [name for name in weights if re.search(r"(proj|w[123])\.weight$", name)]:
+    for name in [name for name in weights if re.search(chosen, name)]:
         if re.search(kept, name):
             continue
         bits = 8 if re.search(wide, name) else own_bits

@@ -191,6 +191,19 @@ def test_layers_may_stay_plain_or_have_8_bits(
     assert own == formats
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_router_may_be_quantized(is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As some quantizers do unless they are told otherwise; its numbers are plain here."""
+    chosen = r"(proj|mlp\.gate)\.weight$"
+    plain = save_words(tmp_path, "gptq", family="qwen3_moe", changes=QWEN, chosen=chosen)
+    assert "model.layers.0.mlp.gate.weight" in plain
+    if is_whole:
+        monkeypatch.setattr("ostinato.runner.model_loader.stream_model", lambda *_: None)
+    loaded = check(tmp_path, plain)
+    assert loaded.forward.name == "fused"
+    assert all(isinstance(packed, QuantizedWeight) for packed in packed_of(loaded))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
     isa: Isa, dtype: Any, tmp_path: Path

@@ -244,7 +244,7 @@ class WordSource(SafetensorsSource):
                 stored[id(module.weight)] = merged.codes(name, model.dtype)
             elif name in stacks:
                 experts[id(stacks[name].weight)] = merged.experts(name)
-            elif name not in parameters or parameters[name].ndim < 3:
+            elif name not in parameters or parameters[name].shape != merged.shapes[name]:
                 raise UnsupportedModel(
                     f"{name} is quantized by {self.method}, but is no linear layer of "
                     f"{type(model).__name__}: {INSTEAD}"
