@@ -3,7 +3,6 @@
 import mmap
 import platform
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -107,24 +106,32 @@ def test_nothing_is_taken_ahead_of_a_closed_store(mapping):
     assert resident_bytes(mapping) == before
 
 
+class SlowKernel:
+    """Brings a page once ``gate`` is open."""
+
+    def __init__(self) -> None:
+        self.entered, self.gate = threading.Event(), threading.Event()
+
+    def madvise(self, *_: int) -> int:
+        self.entered.set()
+        self.gate.wait(60)
+        return 0
+
+
 def test_a_store_that_goes_waits_for_the_page_that_is_being_taken(mapping, monkeypatch):
     """Or the kernel would be asked for pages of memory that belongs to something else by then."""
-    entered, left = threading.Event(), threading.Event()
-
-    def populate(*_: int) -> bool:
-        entered.set()
-        time.sleep(0.05)
-        left.set()
-        return True
-
-    monkeypatch.setattr(pages, "_populate", populate)
+    kernel = SlowKernel()
+    monkeypatch.setattr(pages, "memory_calls", lambda: kernel)
     ahead = pages_of(mapping)
     ahead.begin(SPAN)
-    assert entered.wait(60)
+    assert kernel.entered.wait(60)
 
+    opening = threading.Timer(0.05, kernel.gate.set)
+    opening.start()
     ahead.close()
 
-    assert left.is_set()
+    assert kernel.gate.is_set()
+    assert "ostinato-pages" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_memory_that_cannot_be_had_ahead_is_a_warning(caplog):
