@@ -34,7 +34,7 @@ typedef struct ost_norm {
 
 enum ost_norm_kind { OST_NO_NORM = 0, OST_RMS_NORM = 1, OST_LAYER_NORM = 2 };
 
-/* residual += scale * normed(addend); output = normed(residual), row by row. */
+/* residual += scale * sigmoid(gate) * normed(addend); output = normed(residual), row by row. */
 typedef struct ost_add_norm {
   ost_matrix residual; /* (num_rows, width), changed where there is an addend */
   ost_matrix addend;   /* (num_rows, width), or null */
@@ -44,8 +44,9 @@ typedef struct ost_add_norm {
   int64_t num_rows;
   int32_t width;
   int32_t dtype;
-  float scale; /* of the addend, after its norm */
+  float scale; /* of the addend, after its norm and gate */
   int32_t num_threads;
+  ost_matrix gates; /* (num_rows, 1), or null */
 } ost_add_norm;
 
 /* How queries and keys are turned by their position (RoPE). Numbers of a head from rotary_dim on stay as they are. */

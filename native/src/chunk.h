@@ -23,7 +23,7 @@ class Chunk {
 
   // Records of these rows alone.
   ost_add_norm of(ost_add_norm op) const {
-    of_matrices(bytes_of(op.dtype), {&op.residual, &op.addend, &op.output});
+    of_matrices(bytes_of(op.dtype), {&op.residual, &op.addend, &op.output, &op.gates});
     return with_rows(op);
   }
   ost_heads of(ost_heads op) const {

@@ -110,7 +110,16 @@ Scale scale_of_row(const ost_norm &norm, const typename Format::Stored *row, int
   return scale_of(norm, width, [&](int i, auto count) { return load<Format>(row + i, count); });
 }
 
-// residual += scale * normed(addend); the squares of the sums.
+// The sigmoid of a row's gate; 1 if there is none.
+template <class Format>
+float opening(const ost_matrix &gates, int64_t row) {
+  if (gates.data == nullptr) return 1.f;
+  const Floats gate = load<Format>(row_of<Format>(gates, row), 1);
+  const Floats open = Format::round(quotient(all(1.f), 1.f + exponential(-gate)));
+  return gate[0] == gate[0] ? open[0] : gate[0];
+}
+
+// residual += scale * sigmoid(gate) * normed(addend); the squares of the sums.
 template <class Format>
 Squares add_row(const ost_add_norm &op, int64_t row) {
   auto *residual = row_of<Format>(op.residual, row);
@@ -119,10 +128,12 @@ Squares add_row(const ost_add_norm &op, int64_t row) {
   const Scale scale =
       is_normed ? scale_of_row<Format>(op.addend_norm, addend, op.width) : Scale{};
   const Weights<Format> weights(op.addend_norm);
+  const float open = opening<Format>(op.gates, row);
   Squares squares;
   squares.over(op.width, [&](int i, auto count) {
     Floats value = load<Format>(addend + i, count);
     if (is_normed) value = Format::round(weights.normed(value, scale, i, count));
+    if (open != 1.f) value = Format::round(value * open);
     if (op.scale != 1.f) value = Format::round(value * op.scale);
     value = Format::round(load<Format>(residual + i, count) + value);
     store<Format>(residual + i, value, count);

@@ -74,20 +74,25 @@ void check_add_norm(const Case &c, Random &random) {
   const int32_t width = random.between(1, 200);
   Matrix residual = c.matrix(width), addend = c.matrix(width), output = c.matrix(width);
   Matrix weight(1, width, c.dtype, 0), before = c.matrix(width);
-  const bool adds = random.chance(0.7);
+  Matrix gates = c.matrix(1);
+  const bool adds = random.chance(0.7), opens = random.chance(0.5);
+  gates.fill(random, random.pick({1.f, 10.f, 100.f}));
   residual.fill(random, 3);
   addend.fill(random, 3);
   weight.fill(random, 1);
   before.each([&](int64_t row, int64_t i) { before.set(row, i, residual.at(row, i)); });
   const ost_add_norm op{residual.view, adds ? addend.view : ost_matrix{nullptr, 0}, output.view,
                         {weight.view.data, nullptr, 1e-5f, 0, OST_RMS_NORM, 1}, {}, c.num_rows,
-                        width, c.dtype, 1.f, c.num_threads};
+                        width, c.dtype, 1.f, c.num_threads,
+                        opens ? gates.view : ost_matrix{nullptr, 0}};
   ost_ops_add_norm(&op);
   for (int64_t row = 0; row < c.num_rows; ++row) {
+    const double open = opens ? c.rounded(1 / (1 + std::exp(-gates.at(row, 0)))) : 1;
     const double factor = norm_factor(residual, row, 0, width, 1e-5);
     for (int64_t i = 0; i < width; ++i) {
-      const double sum = before.at(row, i) + (adds ? addend.at(row, i) : 0);
-      c.expect(residual, row, i, sum, 0, "the residual stream differs");
+      const double added = adds ? c.rounded(open * addend.at(row, i)) : 0;
+      const double sum = before.at(row, i) + added;
+      c.expect(residual, row, i, sum, opens ? std::abs(added) : 0, "the residual stream differs");
       const double normed = c.rounded(residual.at(row, i) * factor);
       c.expect(output, row, i, normed * weight.at(0, i), 0, "a norm differs");
     }

@@ -49,7 +49,7 @@ struct FeedForward {
     // What the number of rows is when a record is laid down is of no account.
     add = {stream.view, {nullptr, 0}, normed.view,
            {norm_weight.view.data, nullptr, 1e-5f, 0, OST_RMS_NORM, 1}, {}, 77, width, OST_BFLOAT16,
-           1.f, 1};
+           1.f, 1, {}};
     up = {normed.view, gate_up.view, up_tiles.view.data, nullptr, 77, width, 2 * inner,
           OST_BFLOAT16, 1, OST_PLAIN, nullptr, nullptr, nullptr, nullptr, 0, 0, 0, 0, 0};
     gate = {gate_up.view, gated.view, 77, inner, OST_BFLOAT16,

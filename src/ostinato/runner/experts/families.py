@@ -54,27 +54,33 @@ _DEEPSEEK = RouterFamily(
     epsilon=1e-20,
 )
 
-ROUTERS: Mapping[str, RouterFamily] = {
-    "Qwen2MoeTopKRouter": _QWEN,
-    "Qwen3MoeTopKRouter": _QWEN,
-    "Qwen3NextTopKRouter": _QWEN,
-    "OlmoeTopKRouter": _QWEN,
-    "MixtralTopKRouter": RouterFamily(),
-    "GptOssTopKRouter": _OF_CHOSEN,
-    "GraniteMoeTopKRouter": _OF_CHOSEN,
-    "GraniteMoeHybridTopKRouter": _OF_CHOSEN,
-    "DeepseekV2TopkRouter": RouterFamily(divides=False, is_float32=True, group_best=1),
-    "DeepseekV3TopkRouter": _DEEPSEEK,
-    "Glm4MoeTopkRouter": _DEEPSEEK,
-    "MiniMaxM2TopKRouter": RouterFamily(SIGMOID, is_correction_given=True),
-    "Ernie4_5_MoeTopKRouter": RouterFamily(
-        rounds=True,
-        is_float32=True,
-        correction="moe_statics.e_score_correction_bias",
-        floor="norm_min",
+_FAMILIES: tuple[tuple[RouterFamily, str], ...] = (
+    (_QWEN, "FlexOlmo Mellum Olmoe Qwen2Moe Qwen3Moe Qwen3Next Qwen4ExpText"),
+    (RouterFamily(rounds=True), "Qwen3_5Moe Qwen3VLMoeText"),
+    (RouterFamily(), "MiniMax Mixtral"),
+    (_OF_CHOSEN, "GptOss GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared"),
+    (RouterFamily(divides=False, is_float32=True, group_best=1), "DeepseekV2"),
+    (
+        _DEEPSEEK,
+        "AXK1 BailingHybrid DeepseekV3 DeepseekV32 Dots1 Dots3NoteText ExaoneMoe Glm4Moe "
+        "Glm4MoeLite Glm4vMoeText Glm5NextText GlmMoeDsa HYV4 KimiLinear MiMoV2Flash NemotronH "
+        "SolarOpen",
     ),
+    (RouterFamily(SIGMOID, is_correction_given=True), "MiniMaxM2"),
+    (
+        RouterFamily(
+            rounds=True,
+            is_float32=True,
+            correction="moe_statics.e_score_correction_bias",
+            floor="norm_min",
+        ),
+        "Ernie4_5_Moe Ernie4_5_VLMoeMoe",
+    ),
+)
+ROUTERS: Mapping[str, RouterFamily] = {
+    f"{name}TopKRouter".lower(): family for family, names in _FAMILIES for name in names.split()
 }
-"""Routers by the name of their class."""
+"""Routers by the name of their class, in small letters: some are ``TopkRouter``."""
 
 _ACTIVATIONS: Mapping[str, int] = {
     "torch.nn.modules.activation.SiLU": SILU,

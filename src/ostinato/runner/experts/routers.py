@@ -158,6 +158,6 @@ def family_of(module: nn.Module) -> RouterFamily | None:
     kind = type(module)
     if not kind.__module__.startswith("transformers.models."):
         return None
-    family = ROUTERS.get(kind.__name__)
+    family = ROUTERS.get(kind.__name__.lower())
     is_packed = family is not None and cast(Tensor, module.weight).dtype in DTYPES
     return family if is_packed else None

@@ -8,7 +8,8 @@
     branch   stream ─► norm ─► part ─► norm ─► * scale ─► + stream      (either norm may be missing)
     part     attention      project ─► heads: norms, RoPE ─► attend ─► combine
              feed-forward   gate, up ─► activation(gate) * up ─► down   (or without ups)
-             mixture        router ─► few of many experts for each row
+             mixture        router ─► few of many experts for each row; + shared experts, whose
+                            factor may be the sigmoid of a gate
              call           a module of ``transformers``, called as one operation
 
 ``structure`` describes a model so, ``select_forward`` compares the results.
@@ -137,11 +138,19 @@ class Mixture:
         block: The module that has both; they are there packed when a step is computed.
         router: The router's name in it.
         experts: That of the experts.
+        correction: Name of the block's vector that the router gets; empty if it gets none.
+        shared: Experts that compute every row; None if there are none.
+        shared_gate: One number for each row, whose sigmoid is a factor on theirs; None is none.
+        beside: The module of the shared experts, if it is not in the block.
     """
 
     block: nn.Module
     router: str
     experts: str
+    correction: str = ""
+    shared: FeedForward | None = None
+    shared_gate: Projection | None = None
+    beside: nn.Module | None = None
 
     @property
     def packed_router(self) -> PackedRouter:
@@ -154,8 +163,9 @@ class Mixture:
         return cast(PackedExperts, self.block.get_submodule(self.experts))
 
     def compute(self, rows: Tensor) -> Tensor:
-        """Return the weighted sums of the experts of rows, of the same shape."""
-        _, weights, chosen = self.packed_router(rows)
+        """Return the weighted sums of the chosen experts of rows, of the same shape."""
+        correction = getattr(self.block, self.correction) if self.correction else None
+        _, weights, chosen = self.packed_router(rows, correction)
         return self.packed_experts.compute(rows, chosen, weights)
 
 
@@ -229,6 +239,9 @@ class Decoder:
                 yield from (part.project, part.combine)
             elif isinstance(part, FeedForward):
                 yield from (part.gate_up, part.down)
+            elif isinstance(part, Mixture) and part.shared is not None:
+                yield from (part.shared.gate_up, part.shared.down)
+                yield from () if part.shared_gate is None else (part.shared_gate,)
 
     @property
     def calls(self) -> tuple[Call, ...]:

@@ -160,6 +160,7 @@ class AddNorm(ctypes.Structure):
         *int32s("width", "dtype"),
         *floats("scale"),
         *int32s("num_threads"),
+        ("gates", Matrix),
     )
 
     @classmethod
@@ -171,6 +172,7 @@ class AddNorm(ctypes.Structure):
         output: Tensor | None,
         addend_norm: Norm | None = None,
         scale: float = 1.0,
+        gates: Tensor | None = None,
     ) -> "AddNorm":
         """Check and describe.
 
@@ -180,12 +182,16 @@ class AddNorm(ctypes.Structure):
             norm: A norm of that width; given exactly if ``output`` is.
             output: Gets the normed rows; of that shape, or None.
             addend_norm: Norm of the addend; None is none.
-            scale: Factor on the addend, after its norm.
+            scale: Factor on the addend, after its norm and gate.
+            gates: Shape (num_rows, 1): their sigmoids are factors on the addend; None is none.
         """
         num_rows, width = residual.shape
         others = [tensor for tensor in (addend, output) if tensor is not None]
         _check(residual, *others, shape=(num_rows, width))
         assert (norm is None) == (output is None), "a norm for an output"
+        if gates is not None:
+            _check(gates, shape=(num_rows, 1))
+            assert gates.dtype == residual.dtype, "one dtype"
         return cls(
             Matrix.of(residual),
             Matrix() if addend is None else Matrix.of(addend),
@@ -197,6 +203,7 @@ class AddNorm(ctypes.Structure):
             DTYPES[residual.dtype],
             scale,
             torch.get_num_threads(),
+            Matrix() if gates is None else Matrix.of(gates),
         )
 
 

@@ -16,7 +16,7 @@ import copy
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, cast
 
@@ -179,37 +179,59 @@ def activation_of(
     raise Unknown(f"its activation is {_activation_name(mlp)}")
 
 
-def check_mixture(
-    block: nn.Module, router: str, experts: str, num_chosen: int, dtype: torch.dtype
-) -> None:
-    """Check that a block gives what its experts make of what its router chose, and no more.
+@dataclass(frozen=True, slots=True)
+class MixtureNames:
+    """Names in a block: router, experts, shared experts and their gate; empty for none."""
+
+    router: str
+    experts: str
+    shared: str = ""
+    gate: str = ""
+
+
+def check_mixture(block: nn.Module, names: MixtureNames, dtype: torch.dtype) -> str:
+    """Check that a block adds what its experts make of its router's choice to its shared experts.
 
     Args:
-        block: The module that has both.
-        router: The router's name in it.
-        experts: That of the experts.
-        num_chosen: Experts of a row.
+        block: The module that has them.
+        names: Their names in it.
         dtype: The model's.
+
+    Returns:
+        Name of the block's vector that the router gets beside rows; empty if it gets none.
 
     Raises:
         Unknown: It computes something else.
     """
     random = torch.Generator().manual_seed(0)
-    width = stacks_of(block.get_submodule(experts))[0].in_features
+    width = stacks_of(block.get_submodule(names.experts))[0].in_features
+    num_chosen = int(cast(Any, block.get_submodule(names.router)).top_k)
     rows, sums = (_random((_NUM_ROWS, width), dtype, random) for _ in range(2))
     weights = _random((_NUM_ROWS, num_chosen), torch.float32, random)
     chosen = torch.arange(num_chosen).repeat(_NUM_ROWS, 1)
     choosing = _Answering((torch.zeros(_NUM_ROWS, num_chosen), weights, chosen))
-    computing = _Answering(sums)
-    result = _call_twin(block, {router: choosing, experts: computing}, rows[None], {})
+    computing, children = _Answering(sums), dict[str, nn.Module]()
+    shared, gate = (_Fixed(_random((_NUM_ROWS, n), dtype, random)) for n in (width, 1))
+    if names.shared:
+        children[names.shared], addend = shared, shared.output
+        if names.gate:
+            children[names.gate], addend = gate, gate.output.sigmoid() * addend
+        sums = sums + addend
+    children |= {names.router: choosing, names.experts: computing}
+    result = _call_twin(block, children, rows[None], {})
     given = result[0] if isinstance(result, tuple) else result
-    name = type(block).__name__
-    if not _are_equal(choosing.inputs, (rows,)):
+    name, (routed, *others) = type(block).__name__, choosing.inputs or (rows[:0],)
+    vectors = [n for n, own in block._buffers.items() if any(own is each for each in others)]
+    if not _are_equal((routed,), (rows,)) or len(others) != len(vectors[:1]):
         raise Unknown(f"{name} gives its router more than rows")
     if not _are_equal((given,), (sums,)):
         raise Unknown(f"{name} computes more than its experts do")
     if not _are_equal(computing.inputs, (rows, chosen, weights)):
         raise Unknown(f"{name} changes what its router chose")
+    inputs = [own.input for own in children.values() if isinstance(own, _Fixed)]
+    if not all(own is not None and _are_equal((own,), (rows,)) for own in inputs):
+        raise Unknown(f"{name} gives its shared experts other rows")
+    return "".join(vectors)
 
 
 def call_keywords(

@@ -185,13 +185,20 @@ class StepOperations:
 
     def _mixture(self, part: Mixture, inputs: Tensor, name: str) -> Output:
         """Yield the experts; ``inputs`` are the first chunk of a buffer for all rows."""
-        inputs, output = self._arena.whole(inputs), self._rows(f"mixed {name}", self._width)
+        rows, output = self._arena.whole(inputs), self._rows(f"mixed {name}", self._width)
 
         def run(num_rows: int) -> None:
-            output[:num_rows] = part.compute(inputs[:num_rows])
+            output[:num_rows] = part.compute(rows[:num_rows])
 
         yield self._at(PythonCall(run))
-        return output[: self._arena.rows_per_chunk]
+        mixed, gates = output[: self._arena.rows_per_chunk], None
+        if part.shared is None:
+            return mixed
+        shared = yield from self._feed_forward(part.shared, inputs, "shared", False)
+        if part.shared_gate is not None:
+            gates = yield from self._product(part.shared_gate, inputs, "shared gate", False)
+        yield self._at(AddNorm.of(mixed, shared, None, None, gates=gates))
+        return mixed
 
     def _called(self, part: Call, inputs: Tensor, name: str) -> Output:
         """Yield the call of modules; ``inputs`` are the first chunk of a buffer for all rows."""
@@ -348,11 +355,13 @@ def width_in_arena(decoder: Decoder) -> int:
     width = decoder.head.weight.num_columns
     widths = {("normed", width), ("added 0", width), ("added 1", width)}
     for part in decoder.parts():
+        feed = part.shared if isinstance(part, Mixture) else part
         if isinstance(part, Attention):
             widths.add(("projected", part.project.weight.num_rows))
-        elif isinstance(part, FeedForward):
-            widths.add(("gate_up", part.gate_up.weight.num_rows))
-            widths.add(("gated", part.down.weight.num_columns))
+        elif isinstance(feed, FeedForward):
+            widths.add(("gate_up", feed.gate_up.weight.num_rows))
+            widths.add(("gated", feed.down.weight.num_columns))
+            widths |= {("shared", width), ("shared gate", 1)} if feed is not part else set()
     return sum(row_stride(width) for _, width in widths)
 
 

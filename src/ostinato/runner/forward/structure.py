@@ -37,6 +37,7 @@ from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 from ostinato.runner.forward.stand_ins import (
+    MixtureNames,
     Unknown,
     activation_of,
     check_mixture,
@@ -93,13 +94,14 @@ _HEAD_NORMS = (
 _GATE_UP = (
     ("gate_proj", "up_proj"),
     ("gate_up_proj",),
+    ("input_linear",),
     ("w1", "w3"),
     ("up_proj",),
     ("fc1",),
     ("c_fc",),
     ("dense_h_to_4h",),
 )
-_DOWN = ("down_proj", "w2", "fc2", "c_proj", "dense_4h_to_h")
+_DOWN = ("down_proj", "output_linear", "w2", "fc2", "c_proj", "dense_4h_to_h")
 _FINAL_NORMS = ("norm", "final_layernorm", "embedding_norm", "norm_f", "final_layer_norm")
 _ROTARIES = ("rotary_emb", "pos_emb")
 _NOTHING = (nn.Dropout, nn.Identity)
@@ -273,31 +275,54 @@ class _Description:
         )
 
     def _feed_forward(self, layer: nn.Module, names: tuple[str, ...]) -> Part:
-        module = layer.get_submodule(names[0])
+        modules = [layer.get_submodule(name) for name in names]
+        try:
+            if any(map(is_experts, modules[0].children())) and len(modules) <= 2:
+                return self._mixture(*modules)
+            if len(modules) > 1:
+                raise Unknown(f"no operation for {type(modules[0]).__name__}")
+            return self._dense(modules[0])
+        except Unknown as unknown:
+            return Call(layer, names, False, None, str(unknown))
+
+    def _dense(self, module: nn.Module) -> FeedForward:
+        """Describe a feed-forward part that computes every row."""
         path, children = self._names[id(module)], dict(module.named_children())
         gate_up = next((each for each in _GATE_UP if children.keys() >= set(each)), None)
         down = next((name for name in _DOWN if name in children), None)
-        router = next((n for n, child in children.items() if family_of(child) is not None), None)
-        experts = next((n for n, child in children.items() if is_experts(child)), None)
-        try:
-            if router is not None and experts is not None and len(names) == 1:
-                return self._mixture(module, router, experts)
-            if gate_up is None or down is None or len(names) > 1 or len(children) > 4:
-                raise Unknown(f"no operation for {type(module).__name__}")
-            self._check_linears(module, (*gate_up, down))
-            activation, has_up = activation_of(module, gate_up, down, self._model.dtype)
-        except Unknown as unknown:
-            return Call(layer, names, False, None, str(unknown))
+        if gate_up is None or down is None or len(children) > 4:
+            raise Unknown(f"no operation for {type(module).__name__}")
+        self._check_linears(module, (*gate_up, down))
+        activation, has_up = activation_of(module, gate_up, down, self._model.dtype)
         parts = Projection(module, path, gate_up), Projection(module, path, (down,))
         return FeedForward(parts[0], activation, has_up, parts[1])
 
-    def _mixture(self, block: nn.Module, router: str, experts: str) -> Mixture:
-        """Describe a router and its experts."""
-        if (unpacked := why_unpacked_experts(block.get_submodule(experts))) is not None:
+    def _mixture(self, block: nn.Module, beside: nn.Module | None = None) -> Mixture:
+        """Describe a router and its experts, and shared ones in the block or beside it."""
+        children = {n: c for n, c in block.named_children() if type(c) not in _NOTHING}
+        experts = next(name for name, child in children.items() if is_experts(child))
+        router = next((n for n, child in children.items() if family_of(child) is not None), None)
+        if (unpacked := why_unpacked_experts(children.pop(experts))) is not None:
             raise Unknown(unpacked)
-        num_chosen = int(cast(Any, block.get_submodule(router)).top_k)
-        check_mixture(block, router, experts, num_chosen, self._model.dtype)
-        return Mixture(block, router, experts)
+        if router is None:
+            raise Unknown(f"{type(block).__name__} has a router that is not known")
+        del children[router]
+        linears = {name: child for name, child in children.items() if is_plain_linear(child)}
+        gate = next((name for name, own in linears.items() if own.out_features == 1), "")
+        shared = next((name for name in children if name != gate), "")
+        if len(children) > 2 or (gate and not shared) or (shared and beside is not None):
+            raise Unknown(f"{type(block).__name__} has other parts ({', '.join(children)})")
+        names = MixtureNames(router, experts, shared, gate)
+        dense = block.get_submodule(shared) if shared else beside
+        return Mixture(
+            block,
+            router,
+            experts,
+            check_mixture(block, names, self._model.dtype),
+            None if dense is None else self._dense(dense),
+            Projection(block, self._names[id(block)], (gate,)) if gate else None,
+            beside,
+        )
 
     def _check_linears(self, module: nn.Module, names: tuple[str, ...]) -> None:
         linears = [module.get_submodule(name) for name in names]

@@ -152,7 +152,7 @@ class _Pass:
         if isinstance(part, FeedForward):
             return multiply(part.down, activated(part, multiply(part.gate_up, rows)))
         modules = (
-            [part.block]
+            [module for module in (part.block, part.beside) if module is not None]
             if isinstance(part, Mixture)
             else [part.parent.get_submodule(name) for name in part.names]
         )

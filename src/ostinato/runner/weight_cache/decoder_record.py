@@ -171,9 +171,10 @@ class _Writing:
 
     def _mixture(self, mixture: Mixture) -> Record:
         router, experts = mixture.packed_router, mixture.packed_experts
-        if router._buffers or router._modules:
+        if router._buffers or router._modules or mixture.correction:
             raise Unkept("a router that is corrected")
         return {
+            "shared": [self.value(mixture.shared), self.value(mixture.shared_gate)],
             _KIND: "mixture",
             "routing": self.value(router.routing),
             "router": {n: self._name(p) for n, p in router._parameters.items() if p is not None},
@@ -296,7 +297,7 @@ class _Reading:
             {name: self._parameter(bias) for name, bias in record["biases"].items()},
             self.value(record["gating"]),
         )
-        return Mixture(block, "router", "experts")
+        return Mixture(block, "router", "experts", "", *map(self.value, record["shared"]))
 
     def _part(self, record: Record) -> PackedPart:
         stack = ExpertStack(empty_weight(record["shape"], self._dtype), *record["layout"])
