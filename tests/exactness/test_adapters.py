@@ -90,6 +90,7 @@ def test_an_adapter_that_peft_saved_is_the_same_content(
 
 FAMILIES: dict[str, list[str]] = {
     "qwen3_moe": ["q_proj", "o_proj"],
+    "qwen2_moe": ["shared_expert.gate_proj", "shared_expert.down_proj", "shared_expert_gate"],
     "gpt2": ["c_attn", "c_fc"],
     "lfm2": ["in_proj", "out_proj", "q_proj", "w2"],
     "phi3": ["qkv_proj", "gate_up_proj"],

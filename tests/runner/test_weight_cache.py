@@ -162,7 +162,6 @@ def test_so_is_that_of_a_model_with_an_encoder_of_images(
 
 MODULES_ARE_NEEDED = {
     "gemma2": {},  # scales its embeddings
-    "qwen2_moe": {},  # shared experts are called
     "gpt_oss": {},  # its angles are half as wide; and it has sinks
 }
 
@@ -176,6 +175,8 @@ MODULES_ARE_NEEDED = {
         ("qwen3", {"quantization": "w4a8"}),
         ("qwen3_moe", {}),
         ("qwen3_moe", {"quantization": "int4"}),
+        ("qwen2_moe", {}),
+        ("qwen2_moe", {"quantization": "w8a8"}),
     ],
 )
 def test_steps_of_a_second_start_need_no_modules(
@@ -248,7 +249,7 @@ def test_nothing_is_kept_of_a_model_that_is_read_as_a_whole(
 
 
 @pytest.mark.one_case_in(2)
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen2_moe"])
 def test_a_model_that_is_built_later_shares_its_weights_with_the_steps(
     family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):

@@ -138,6 +138,32 @@ _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
+_ROUTED: dict[str, Any] = {
+    "head_dim": 12,
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_intermediate_size": 32,
+}
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen2_moe": _EXPERTS,
+    "glm4_moe": {
+        **_ROUTED,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "partial_rotary_factor": 0.5,
+    },
+    "dots1": {**_ROUTED, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    "ernie4_5_moe": {**_ROUTED, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
+    "granitemoeshared": {**_ROUTED, "residual_multiplier": 0.3},
+    "minimax_m2": _ROUTED,
+}
+"""Mixtures with shared experts, or a router that its block corrects, likewise."""
+
 _DELTA: dict[str, Any] = {
     "head_dim": 16,
     "layer_types": ["linear_attention", "full_attention"],

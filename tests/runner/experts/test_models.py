@@ -23,9 +23,11 @@ from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints, make_config
 from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
+from tests.support.pairs import pairwise
 
 pytestmark = needs_library
 
+SHARED = ["qwen2_moe", "glm4_moe", "granitemoeshared"]
 MIXTURES = ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoehybrid", "mixtral"]
 
 
@@ -61,13 +63,15 @@ def test_experts_are_read_from_the_checkpoint_one_layer_at_a_time(
     assert all(torch.equal(own[key], other[key]) for key in own)
 
 
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("quantization", [None, "int4"])
+@pairwise("family", ["qwen3_moe", *SHARED], "quantization", [None, "int4", "w8a8"])
 def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
-    checkpoints: Checkpoints, dtype: str, quantization: QuantizationName | None
+    checkpoints: Checkpoints, family: str, dtype: str, quantization: QuantizationName | None
 ):
     """To the bit, beside another sequence: what a mixture computes of a row is the row's own."""
-    loaded = load_model(checkpoints.path("qwen3_moe"), dtype, quantization=quantization)
+    loaded = load_model(checkpoints.path(family), dtype, quantization=quantization)
+    assert loaded.fused is not None and loaded.fused.promises_bits
     prompt = random_prompt(1, 21)
 
     def logits_in(lengths: list[int]) -> torch.Tensor:

@@ -13,13 +13,14 @@ from ostinato import LLM, SamplingParams
 from ostinato.runner.forward import packing, structure
 from ostinato.runner.forward.decoder import Mixture
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.forward.stand_ins import Unknown, check_mixture
+from ostinato.runner.forward.stand_ins import MixtureNames, Unknown, check_mixture
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import PackedWeight
 from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints, make_config
+from tests.support.model_families import MIXTURES
 from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library here")
@@ -52,6 +53,7 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("gpt_neox", {}),
     "ernie4_5": ("ernie4_5", {}),
     "qwen3_moe": ("qwen3_moe", {}),
+    **{family: (family, {}) for family in MIXTURES},
     "linear RoPE": (
         "llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
@@ -112,19 +114,24 @@ def test_a_model_of_another_build_runs_its_own_modules_and_it_is_said(
     assert difference(in_steps(loaded, prompt), expected) <= 1e-3
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss"])
+ALONE = ["qwen3_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss", "minimax_m2"]
+
+
+@pytest.mark.parametrize("family", sorted({*ALONE, *MIXTURES}))
 def test_a_mixture_is_an_operation(checkpoints: Checkpoints, family: str):
-    """A router and its experts, and nothing beside them: no module of the model is called."""
+    """Of a router and its experts, and shared ones: no module of the model is called."""
     loaded = load_model(checkpoints.path(family), "bfloat16")
     assert loaded.fused is not None and loaded.forward.reason == ""
     assert loaded.fused.promises_bits
-    assert any(isinstance(part, Mixture) for part in loaded.fused.decoder.parts())
+    mixtures = [part for part in loaded.fused.decoder.parts() if isinstance(part, Mixture)]
+    assert mixtures and all((part.shared is None) == (family in ALONE) for part in mixtures)
 
 
-def test_a_mixture_with_shared_experts_is_called_and_it_is_said(checkpoints: Checkpoints):
-    loaded = load_model(checkpoints.path("qwen2_moe"), "float32")
+def test_a_mixture_whose_router_is_not_known_is_called_and_it_is_said(checkpoints: Checkpoints):
+    path = checkpoints.path("phimoe", num_local_experts=4)
+    loaded = load_model(path, "float32")
     assert loaded.fused is not None and not loaded.fused.promises_bits
-    reason = "mlp is called (Qwen2MoeSparseMoeBlock computes more than its experts do)"
+    reason = "mlp is called (PhimoeSparseMoeBlock has a router that is not known)"
     assert reason in loaded.forward.reason
 
 
@@ -145,24 +152,41 @@ class ShiftedBlock(Qwen3MoeSparseMoeBlock):
         return cast(torch.Tensor, super().forward(hidden_states + 1))
 
 
+class HalvedBlock(Qwen2MoeSparseMoeBlock):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        self.shared_expert.register_forward_hook(lambda _module, _rows, output: output / 2)
+        return cast(torch.Tensor, super().forward(hidden_states))
+
+
+class OtherRowsBlock(Qwen2MoeSparseMoeBlock):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        self.shared_expert.register_forward_pre_hook(lambda _module, rows: rows[0] + 1)
+        return cast(torch.Tensor, super().forward(hidden_states))
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
         (Qwen3MoeSparseMoeBlock, None),
+        (Qwen2MoeSparseMoeBlock, None),
+        (HalvedBlock, "computes more than its experts do"),
+        (OtherRowsBlock, "gives its shared experts other rows"),
         (ScaledBlock, "computes more than its experts do"),
         (RoundingBlock, "changes what its router chose"),
         (ShiftedBlock, "gives its router more than rows"),
     ],
 )
 def test_what_a_block_does_beside_its_experts_is_noticed(
-    kind: type[Qwen3MoeSparseMoeBlock], reason: str | None
+    kind: type[torch.nn.Module], reason: str | None
 ):
     """The block has no weights yet: its router and experts are stand-ins."""
+    is_shared = issubclass(kind, Qwen2MoeSparseMoeBlock)
+    names = ("shared_expert", "shared_expert_gate") if is_shared else ()
     with torch.device("meta"):
-        block = kind(make_config("qwen3_moe"))
+        block = kind(make_config("qwen2_moe" if is_shared else "qwen3_moe"))
 
     with nullcontext() if reason is None else pytest.raises(Unknown, match=reason):
-        check_mixture(block, "gate", "experts", 2, torch.bfloat16)
+        check_mixture(block, MixtureNames("gate", "experts", *names), torch.bfloat16)
 
 
 def test_a_shared_expert_without_storage_is_noticed_whatever_memory_holds(
@@ -181,7 +205,7 @@ def test_a_shared_expert_without_storage_is_noticed_whatever_memory_holds(
         block = Qwen2MoeSparseMoeBlock(make_config("qwen2_moe"))
 
     with pytest.raises(Unknown, match="computes more than its experts do"):
-        check_mixture(block, "gate", "experts", 2, torch.float32)
+        check_mixture(block, MixtureNames("gate", "experts"), torch.float32)
 
 
 def test_what_is_called_has_packed_weights_too(checkpoints: Checkpoints):

@@ -152,13 +152,16 @@ def test_codes_are_replaced_and_read_back():
         assert packed.nbytes < weight.nbytes / 2
 
 
+MIXTURES = ("qwen3_moe", "gpt_oss", "qwen2_moe", "granitemoeshared")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("family", "quantization"),
     [
         *(("llama", None), ("llama", "int8"), ("llama", "int4"), ("phi3", "int4")),
         *((family, None) for family in ("gemma2", "qwen3", "olmo2", "gpt_neox", "cohere", "glm")),
-        *((family, None) for family in ("qwen3_moe", "gpt_oss")),
+        *((family, None) for family in MIXTURES),
     ],
 )
 def test_a_model_is_fused_where_its_logits_are_those_of_its_modules(
@@ -169,7 +172,7 @@ def test_a_model_is_fused_where_its_logits_are_those_of_its_modules(
     loaded = load_model(path, "float32", attention="triton", quantization=quantization)
 
     assert (loaded.forward.name, type(loaded.fused)) == ("fused", DeviceForward)
-    has_experts = family in ("qwen3_moe", "gpt_oss")
+    has_experts = family in MIXTURES
     assert ("experts" in loaded.forward.reason) == has_experts
 
 

@@ -194,5 +194,5 @@ def _digest(layers: Mapping[str, LoraLayer], invocation: tuple[int, ...]) -> byt
         digest.update(struct.pack("<Qd", len(name.encode()), layer.scale) + name.encode())
         for tensor in (layer.down, layer.up.T.contiguous()):
             digest.update(struct.pack("<QQ", *tensor.shape))
-            digest.update(tensor.cpu().view(torch.uint8).numpy().data)
+            digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
     return digest.digest()
