@@ -52,6 +52,14 @@ _MLA: dict[str, Any] = {
     "n_shared_experts": 1,
     "routed_scaling_factor": 2.5,
 }
+_GROUPS: dict[str, Any] = {
+    "first_k_dense_replace": 0,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "mlp_layer_types": ["sparse"],
+    "layer_types": ["full_attention"],
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"norm_topk_prob": False},
     "qwen3_moe": {"norm_topk_prob": True},
@@ -71,8 +79,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_MLA, "topk_method": "group_limited_greedy"},
     "deepseek_v3": _MLA,
-    "glm4_moe": {"first_k_dense_replace": 0, "n_group": 2, "topk_group": 1, "n_shared_experts": 1},
-    "minimax_m2": {},
+    **{family: _GROUPS for family in ("glm4_moe", "dots1", "exaone_moe", "solar_open")},
+    "glm4_moe_lite": {**_MLA, "mlp_layer_types": ["sparse"]},
+    **{family: {} for family in ("minimax_m2", "granitemoeshared", "flex_olmo", "mellum")},
     "ernie4_5_moe": {"moe_layer_start_index": 0, "moe_num_experts": 8, "moe_k": 3},
     "hunyuan_v1_moe": {"moe_topk": 3},
 }
