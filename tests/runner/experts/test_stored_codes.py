@@ -126,7 +126,7 @@ def test_experts_are_codes_of_the_checkpoint(family: str, kind: str, tmp_path: P
     assert packed_of(loaded)
     method = kind.split()[0].strip(",")
     assert loaded.weight_format == f"codes of the file ({method} W{bits}A16)"
-    assert loaded.forward.name == ("packed" if family == "qwen3_next" else "fused")
+    assert loaded.forward.name == "fused"
 
 
 @pytest.mark.parametrize("kind", ["W4A16", "W4A16 with zeros", "W8A16", "W8A8"])
