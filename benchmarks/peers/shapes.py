@@ -105,6 +105,10 @@ SHAPES = {
         "vocab_size": 262_208, "max_position_embeddings": 131_072, "sliding_window": 1024,
         "query_pre_attn_scalar": 256,
     }),
+    "mixture-1.3b": _qwen3(
+        16, 1024, 3072, 16, vocab_size=32_000, model_type="qwen3_moe", num_experts=64,
+        num_experts_per_tok=8, moe_intermediate_size=384, norm_topk_prob=True,
+    ),
     "qwen3-30b-a3b": _qwen3(
         48, 2048, 6144, 32, model_type="qwen3_moe", num_key_value_heads=4, num_experts=128,
         num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True,
