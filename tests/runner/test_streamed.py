@@ -79,6 +79,7 @@ def same(one: LoadedModel, other: LoadedModel) -> None:
     ours, theirs = one.model.state_dict(), other.model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert one.size == other.size
     buffers = dict(other.model.named_buffers())
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in one.model.named_buffers())
     assert torch.equal(logits_of(one), logits_of(other))
@@ -195,3 +196,16 @@ def test_a_trial_has_the_first_layer_of_each_kind():
     assert len(model.get_decoder().layers) == 3 == model.config.num_hidden_layers
     assert config.num_hidden_layers == 6, "the config of the model stays"
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("quantization", "forward"), [(None, "plain"), ("int4", "auto")])
+def test_packed_weights_count_among_the_parameters(
+    quantization: Any, forward: Any, checkpoints: Checkpoints
+):
+    """How long a load from a tier may take is estimated by them."""
+    path = checkpoints.path("qwen3", tie_word_embeddings=True)
+    parameters = load_file(path / "model.safetensors").values()
+
+    loaded = load_model(path, "bfloat16", forward=forward, quantization=quantization)
+
+    assert loaded.size.num_parameters == sum(each.numel() for each in parameters)

@@ -64,7 +64,7 @@ class ModelSize:
 
     Attributes:
         num_bytes: Bytes of memory that its weights take.
-        num_parameters: Numbers that are not packed.
+        num_parameters: Numbers in its weights, packed or not; those that are tied count once.
     """
 
     num_bytes: int
@@ -73,7 +73,8 @@ class ModelSize:
     @classmethod
     def of(cls, model: nn.Module) -> "ModelSize":
         """Measure a model."""
-        return cls(weight_bytes(model), sum(part.numel() for part in model.parameters()))
+        shapes = {place.home: place.shape for place in weight_places(model).values()}
+        return cls(weight_bytes(model), sum(shape.numel() for shape in shapes.values()))
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from ostinato.runner.probe import Probed
 from ostinato.runner.settings import AttentionName
 from ostinato.runner.states.store import StateShape, StateSpec
 
-FORMAT = 5
+FORMAT = 6
 """Version of the index and of the layout of tiles."""
 
 _PACKAGES = ("ostinato", "torch", "transformers", "gguf", "tokenizers")
