@@ -168,11 +168,8 @@ class CacheManager:
             self.tables.add(table)
             if match.tail is not None or self.tables.step:  # it may hold what the step computes
                 self.tables.step[table] = False
-            for observer in self.observers.on_admit:
-                try:
-                    observer.on_admit(table, context)
-                except Exception:
-                    self.observers.detach(observer)
+            if on_admit := self.observers.on_admit:
+                self.observers.call(on_admit, table, context)
             self._allocate_slots(table, num_tokens, room)
             return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
@@ -337,11 +334,8 @@ class CacheManager:
                 self.tables.step[each] = (
                     True  # the parent keeps its place: others may have found it
                 )
-            for observer in self.observers.on_fork:
-                try:
-                    observer.on_fork(table, child)
-                except Exception:
-                    self.observers.detach(observer)
+            if on_fork := self.observers.on_fork:
+                self.observers.call(on_fork, table, child)
             self._allocate_slots(child, num_tokens, num_tokens)
             return child, self._copies_of_fork(table, child, firsts)
 
@@ -352,19 +346,13 @@ class CacheManager:
         with self._lock:
             if self.tables.owner != get_ident():
                 self.tables.check_thread()
-            for observer in self.observers.on_step:
-                try:
-                    observer.on_step(self.unpin)
-                except Exception:
-                    self.observers.detach(observer)
+            if on_step := self.observers.on_step:
+                self.observers.call(on_step, self.unpin)
 
     def settle(self) -> None:
         """Tell observers that a step or an operation between steps is complete."""
-        for observer in () if self.tables.is_publishing else self.observers.on_settle:
-            try:
-                observer.on_settle()
-            except Exception:
-                self.observers.detach(observer)
+        if (on_settle := self.observers.on_settle) and not self.tables.is_publishing:
+            self.observers.call(on_settle)
 
     def pin(self, key: PrefixKey, num_tokens: int) -> BlockTable:
         """Hold the cached whole blocks among a sequence's first tokens for no sequence.
@@ -420,11 +408,8 @@ class CacheManager:
 
     def cleared(self, everything: bool) -> None:
         """Tell observers that the weights have changed, or that everything was removed."""
-        for observer in self.observers.on_clear:
-            try:
-                observer.on_clear(everything)
-            except Exception:
-                self.observers.detach(observer)
+        if on_clear := self.observers.on_clear:
+            self.observers.call(on_clear, everything)
 
     def rekey(self, key: PrefixKey) -> PrefixKey:
         """Return a waiting sequence's key under the present weights."""
@@ -556,11 +541,8 @@ class CacheManager:
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
             table.first_published = fresh
-        for observer in self.observers.on_publish:
-            try:
-                observer.on_publish(table, first, last, result)
-            except Exception:
-                self.observers.detach(observer)
+        if on_publish := self.observers.on_publish:
+            self.observers.call(on_publish, table, first, last, result)
 
     def _end_step(self) -> Iterable[BlockTable]:
         """Begin another step; return what there is to settle of this one."""
@@ -582,11 +564,8 @@ class CacheManager:
         if table.first_published is not None:
             table.num_published, table.first_published = table.first_published, None
             table.path, removal = self.index.retract(table.path, table.num_published)
-            for observer in self.observers.on_retract:
-                try:
-                    observer.on_retract(table, removal)
-                except Exception:
-                    self.observers.detach(observer)
+            if on_retract := self.observers.on_retract:
+                self.observers.call(on_retract, table, removal)
 
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         """Make the partial last block of an ended sequence findable, if there is one."""
@@ -619,11 +598,8 @@ class CacheManager:
         if table.duplicates or len(table.blocks) > table.num_published:
             self.pool.free(table.private_blocks, table.tenant)
         findable = num_tokens if sealed else table.num_published * self.block_size
-        for observer in self.observers.on_release:
-            try:
-                observer.on_release(table, num_tokens, findable, sealed)
-            except Exception:
-                self.observers.detach(observer)
+        if on_release := self.observers.on_release:
+            self.observers.call(on_release, table, num_tokens, findable, sealed)
         self._release_held(table)
 
     def _release_held(self, table: BlockTable) -> None:

@@ -79,23 +79,27 @@ class CacheObserver:
         """The weights have changed, or everything was removed by an administrator."""
 
 
+Hook = tuple[tuple[CacheObserver, Callable[..., None]], ...]
+"""The observers that have a hook, and its method."""
+
+
 class Observers:
-    """The observers of one cache, its pools included; those of a hook are the ones that have it.
+    """The observers of one cache, its pools included, by hook: each has few of them.
 
     Attributes:
         active: All that are not detached, in order.
     """
 
-    on_step: tuple[CacheObserver, ...]
-    on_admit: tuple[CacheObserver, ...]
-    on_fork: tuple[CacheObserver, ...]
-    on_publish: tuple[CacheObserver, ...]
-    on_retract: tuple[CacheObserver, ...]
-    on_evict: tuple[CacheObserver, ...]
-    on_reuse: tuple[CacheObserver, ...]
-    on_release: tuple[CacheObserver, ...]
-    on_settle: tuple[CacheObserver, ...]
-    on_clear: tuple[CacheObserver, ...]
+    on_step: Hook
+    on_admit: Hook
+    on_fork: Hook
+    on_publish: Hook
+    on_retract: Hook
+    on_evict: Hook
+    on_reuse: Hook
+    on_release: Hook
+    on_settle: Hook
+    on_clear: Hook
 
     def __init__(self, observers: Iterable[CacheObserver] = ()) -> None:
         """Observe with these."""
@@ -113,10 +117,18 @@ class Observers:
         )
         self._set(tuple(other for other in self.active if other is not observer))
 
+    def call(self, hook: Hook, *arguments: object) -> None:
+        """Call a hook; an observer that raises is detached."""
+        for observer, method in hook:
+            try:
+                method(*arguments)
+            except Exception:
+                self.detach(observer)
+
     def _set(self, observers: tuple[CacheObserver, ...]) -> None:
-        """Sort observers by hook: each has few of the hooks."""
+        """Sort observers by hook."""
         self.active = observers
         for hook in (name for name in vars(CacheObserver) if name.startswith("on_")):
             default = getattr(CacheObserver, hook)
             own = [o for o in observers if getattr(getattr(o, hook), "__func__", None) != default]
-            setattr(self, hook, tuple(own))
+            setattr(self, hook, tuple((observer, getattr(observer, hook)) for observer in own))

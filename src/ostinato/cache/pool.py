@@ -150,13 +150,8 @@ class BlockPool:
         """Evict the last blocks of an evictable leaf; they are still charged to its owner."""
         self.shares.policy_of(entry.identity.owner).evict(entry, num_blocks)
         removal = contents.evict(entry, num_blocks)
-        if observers := self._observers.on_evict:
-            eviction = Eviction(cause, entry, removal, table, self._group)
-            for observer in observers:
-                try:
-                    observer.on_evict(eviction)
-                except Exception:
-                    self._observers.detach(observer)
+        if on_evict := self._observers.on_evict:
+            self._observers.call(on_evict, Eviction(cause, entry, removal, table, self._group))
         return removal.blocks
 
     # --- entries of indexes ---
@@ -172,11 +167,8 @@ class BlockPool:
             policy.remove(some)
         for entry in idle:
             entry.uses += 1
-        for observer in () if self._group else self._observers.on_reuse:
-            try:
-                observer.on_reuse(idle, self.num_allocated)
-            except Exception:
-                self._observers.detach(observer)
+        if (on_reuse := self._observers.on_reuse) and not self._group:
+            self._observers.call(on_reuse, idle, self.num_allocated)
 
     def release(self, entries: Sequence[CacheEntry], summary: RequestSummary | None = None) -> None:
         """Decrement the reference count of each entry, last block first; at zero it becomes idle.

@@ -182,13 +182,9 @@ class HybridCacheManager(CacheManager):
         super()._publish(table, num_tokens)
         for number, (group, held) in enumerate(self._pairs(table), 1):
             for place, is_new in group.publish(table, held, num_tokens):
-                for observer in self.observers.on_publish:
-                    try:
-                        observer.on_publish(
-                            table, place, place + 1, _NEW if is_new else _KNOWN, number
-                        )
-                    except Exception:
-                        self.observers.detach(observer)
+                if on_publish := self.observers.on_publish:
+                    result = _NEW if is_new else _KNOWN
+                    self.observers.call(on_publish, table, place, place + 1, result, number)
 
     def _end_step(self) -> Iterable[BlockTable]:
         self._state_copies.loads.clear()
@@ -203,12 +199,9 @@ class HybridCacheManager(CacheManager):
     def _retract(self, table: BlockTable) -> None:
         super()._retract(table)
         for number, (group, held) in enumerate(self._pairs(table), 1):
-            if (removed := group.retract(held)) is not None:
-                for observer in self.observers.on_retract:
-                    try:
-                        observer.on_retract(table, removed, number)
-                    except Exception:
-                        self.observers.detach(observer)
+            removed = group.retract(held)
+            if removed is not None and (on_retract := self.observers.on_retract):
+                self.observers.call(on_retract, table, removed, number)
 
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         is_published = super()._publish_partial(table, num_tokens)
