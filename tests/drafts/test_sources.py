@@ -89,7 +89,7 @@ def test_own_text_is_indexed_token_by_token_and_in_bulk_alike():
     for letter in text[50:]:
         key.append(ord(letter))
         grown.update(key)
-        fresh = OwnText()
+        fresh = OwnText(MANY_PLACES)
         fresh.update(key)
         for length in (SHORT, LONG):
             num_found += grown.place(key, length) > 0
