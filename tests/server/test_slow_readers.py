@@ -1,6 +1,7 @@
 """A client that does not read costs others neither places in the engine nor memory."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,7 +79,8 @@ def test_a_reader_that_stops_frees_its_place_when_its_output_is_computed(llm: As
             answer = b""
             while not answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
                 answer += connection.recv(65536)
-            assert answer.count(b'"finish_reason":"length"') == N, "nothing is missed"
+            whole = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", answer)  # a chunk may end anywhere
+            assert whole.count(b'"finish_reason":"length"') == N, "nothing is missed"
     await_idle(llm)
 
 
