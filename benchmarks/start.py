@@ -114,7 +114,7 @@ def main() -> None:
     arguments = [str(model), "--dtype", options.dtype, "--tokens", str(options.tokens)]
     if options.quantization is not None:
         arguments += ["--quantization", options.quantization]
-    from ostinato.runner.checkpoints.fingerprints import SETTLED_NS
+    from ostinato.runner.checkpoints.fingerprints import SETTLED_NS  # not while a start imports
 
     time.sleep(SETTLED_NS / 1e9)  # what has just been written is not kept
     with tempfile.TemporaryDirectory(dir=model.parent) as cache:

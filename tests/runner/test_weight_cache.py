@@ -24,7 +24,7 @@ from tests.runner.test_mxfp4 import SIZES
 from tests.runner.test_streamed import logits_of, same, vectors_of
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
-from tests.support.images import image_checkpoint
+from tests.support.images import PROCESSORS, image_checkpoint
 from tests.support.instruction_sets import needs_library
 from tests.support.mxfp4 import save_mxfp4
 from tests.support.pairs import pairwise
@@ -146,7 +146,8 @@ def test_so_is_that_of_experts_in_mxfp4(
     assert restored.weight_format == first.weight_format == "codes of the file (MXFP4)"
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
+@pytest.mark.one_case_in(2)
+@pytest.mark.parametrize("family", PROCESSORS)
 def test_so_is_that_of_a_model_with_an_encoder_of_images(
     family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):

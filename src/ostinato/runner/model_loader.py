@@ -26,7 +26,6 @@ from ostinato.runner.forward.weight_refs import ModelSize
 from ostinato.runner.heads import Head
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
 from ostinato.runner.loaded_model import LoadedModel
-from ostinato.runner.loading.fp8_source import Fp8Source, is_fp8
 from ostinato.runner.loading.gguf_source import codes_of_file
 from ostinato.runner.loading.load_memory import KVBytes, check_whole
 from ostinato.runner.loading.merged_experts import quantized_expert
@@ -45,9 +44,13 @@ from ostinato.runner.loading.pretrained import (
     torch_dtype,
     unquantized,
 )
-from ostinato.runner.loading.streamed import Assembled, LoadSettings, stream_model
+from ostinato.runner.loading.streamed import (
+    Assembled,
+    LoadSettings,
+    quantized_source,
+    stream_model,
+)
 from ostinato.runner.loading.weight_source import SafetensorsSource
-from ostinato.runner.loading.word_codes import is_in_words
 from ostinato.runner.loading.word_source import WordSource
 from ostinato.runner.malloc_tuning import returning_large_blocks
 from ostinato.runner.model_call import ModelCall
@@ -372,11 +375,9 @@ def _source(settings: LoadSettings) -> SafetensorsSource | None:
         UnsupportedModel: It has experts in a format that is not read.
     """
     for own in quantization_settings(settings.config):
-        if is_fp8(own):
-            return Fp8Source(settings.files, own)
-        if is_in_words(own):
-            on_meta = check_attention_interface(unquantized(settings.config))
-            return WordSource(settings.files, own, dict(on_meta.named_parameters()))
+        on_meta = check_attention_interface(unquantized(settings.config))
+        if (source := quantized_source(settings.files, own, on_meta)) is not None:
+            return source
         if not settings.path.is_file() and (part := quantized_expert(settings.files)):
             raise UnsupportedModel(
                 f"{settings.config.model_type}, quantized by {own.get('quant_method')}: {part} is "

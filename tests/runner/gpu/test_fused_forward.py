@@ -14,8 +14,9 @@ from ostinato.errors import ConfigError
 from ostinato.runner.forward.codes import CodeFormat, encode
 from ostinato.runner.forward.decoder import FeedForward
 from ostinato.runner.forward.embedding_and_rope import AngleKind, AngleLayout
+from ostinato.runner.forward.head_stand_ins import turn
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm, Rope, RopeKind
-from ostinato.runner.forward.stand_ins import ACTIVATIONS, apply_norm, turn
+from ostinato.runner.forward.stand_ins import ACTIVATIONS, apply_norm
 from ostinato.runner.gpu.availability import why_not_on_device
 from ostinato.runner.gpu.device_forward import DeviceForward, activated, add_norm, turned
 from ostinato.runner.gpu.device_weights import CodesOnDevice, TiledWeight

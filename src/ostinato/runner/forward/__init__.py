@@ -12,6 +12,7 @@ Files in reading order:
 * ``embedding_and_rope``: the embeddings and rotary angles of a step
 * ``decoder``: a decoder as a list of operations
 * ``stand_ins``: finds out what a module computes by calling it between stand-ins
+* ``head_stand_ins``: likewise, what an attention module makes of its projected rows
 * ``structure``: describes a model as operations
 * ``arena``: buffers of a program
 * ``program``: runs operations in one call, or in one between calls in Python

@@ -15,7 +15,7 @@ milliseconds for each kind of module.
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, cast
@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.registration import STEP_KEYWORD
 from ostinato.runner.experts.stack import stacks_of
-from ostinato.runner.forward.embedding_and_rope import AngleLayout
-from ostinato.runner.forward.ops import Activation, HeadShape, Norm, Rope, RopeKind
+from ostinato.runner.forward.ops import Activation, Norm
 
-_NUM_ROWS = 5
+NUM_ROWS = 5
+"""Rows of each call."""
+
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: functional.silu,
     Activation.GELU: functional.gelu,
@@ -65,7 +65,7 @@ def norm_of(module: nn.Module) -> Norm:
     twin, rows, own = _norm_twin(module, norm, shape, torch.float32)
     for is_centered, offset in product((False, True), (0.0, 1.0)):
         kind = replace(own, is_centered=is_centered, offset=offset, is_rounded=False)
-        if _is_close(apply_norm(kind, rows), twin(rows), torch.float32):
+        if is_close(apply_norm(kind, rows), twin(rows), torch.float32):
             break
     else:
         raise Unknown(f"{name} is neither an RMSNorm nor a LayerNorm")
@@ -91,62 +91,6 @@ def apply_norm(norm: Norm, rows: Tensor) -> Tensor:
     return (normed if norm.bias is None else normed + norm.bias.float()).to(rows.dtype)
 
 
-def heads_of(
-    attention: nn.Module,
-    projections: tuple[str, ...],
-    output: str,
-    norms: tuple[str, str] | None,
-    angles: tuple[Tensor, Tensor] | None,
-    dtype: torch.dtype,
-) -> tuple[HeadShape, AttentionStyle]:
-    """Return what an attention module makes of its projected rows, and how it attends.
-
-    Args:
-        attention: The module, with our attention.
-        projections: Names of the linear layers that give queries, keys and values.
-        output: Name of the output projection.
-        norms: Names of the norms of queries and keys; None if there are none.
-        angles: The model's cosines and sines of some positions, of which layout and dtype count.
-        dtype: The model's.
-
-    Raises:
-        Unknown: It computes something else.
-    """
-    linears = [cast(nn.Linear, attention.get_submodule(name)) for name in (*projections, output)]
-    dim = next((d for n in ("head_dim", "head_size") if (d := getattr(attention, n, None))), None)
-    if not isinstance(dim, int) or linears[-1].in_features % dim:
-        raise Unknown(f"heads of {type(attention).__name__} are not of one size")
-    num_heads = linears[-1].in_features // dim
-    num_projected = sum(linear.out_features for linear in linears[:-1]) // dim
-    num_kv_heads = (num_projected - num_heads) // 2
-    shape = HeadShape(num_heads, num_kv_heads, dim)
-    if num_kv_heads < 1 or shape.num_projected != sum(n.out_features for n in linears[:-1]):
-        raise Unknown(f"{type(attention).__name__} projects other than queries, keys and values")
-    random = torch.Generator().manual_seed(0)
-    fixed = [_Fixed(_random((1, _NUM_ROWS, n.out_features), dtype, random)) for n in linears[:-1]]
-    last = _Fixed(_random((1, _NUM_ROWS, linears[-1].out_features), dtype, random))
-    children = dict(zip((*projections, output), (*fixed, last), strict=True))
-    numbers = None if angles is None else tuple(_angles_like(each, random) for each in angles)
-    seen = _Attending(_random((_NUM_ROWS, num_heads, dim), dtype, random))
-    rows = _random((1, _NUM_ROWS, linears[0].in_features), dtype, random)
-    _call_twin(attention, children, rows, call_keywords(attention, seen, numbers, None))
-    projected = torch.cat([each.output[0] for each in fixed], dim=-1)
-    shape, queries, keys = _split(shape, projected, seen)
-    if last.input is None or not torch.equal(last.input.flatten(), seen.attended.flatten()):
-        raise Unknown(f"{type(attention).__name__} changes what was attended")
-    if norms is not None:
-        query_norm, key_norm = (norm_of(attention.get_submodule(name)) for name in norms)
-        is_of_all = query_norm.weight is not None and query_norm.weight.shape == (num_heads * dim,)
-        shape = replace(
-            shape,
-            query_norm=query_norm,
-            key_norm=key_norm,
-            is_norm_of_all=is_of_all and num_heads > 1,
-        )
-    turned = _turned(shape, queries, keys, numbers, seen)
-    return turned, cast(AttentionStyle, seen.style)
-
-
 def activation_of(
     mlp: nn.Module, projections: tuple[str, ...], down: str, dtype: torch.dtype
 ) -> tuple[Activation, bool]:
@@ -163,9 +107,9 @@ def activation_of(
     """
     linears = [cast(nn.Linear, mlp.get_submodule(name)) for name in (*projections, down)]
     random = torch.Generator().manual_seed(0)
-    fixed = [_Fixed(_random((1, _NUM_ROWS, n.out_features), dtype, random)) for n in linears]
+    fixed = [Fixed(random_rows((1, NUM_ROWS, n.out_features), dtype, random)) for n in linears]
     children = dict(zip((*projections, down), fixed, strict=True))
-    _call_twin(mlp, children, _random((1, _NUM_ROWS, linears[0].in_features), dtype, random), {})
+    call_twin(mlp, children, random_rows((1, NUM_ROWS, linears[0].in_features), dtype, random), {})
     projected = torch.cat([each.output[0] for each in fixed[:-1]], dim=-1)
     width, gated = linears[-1].in_features, fixed[-1].input
     has_up = projected.shape[1] == 2 * width
@@ -174,7 +118,7 @@ def activation_of(
     gate, up = projected[:, :width], projected[:, width:]
     for activation, function in ACTIVATIONS.items():
         opened = function(gate) * up if has_up else function(gate)
-        if _is_close(opened, gated[0], dtype):
+        if is_close(opened, gated[0], dtype):
             return activation, has_up
     raise Unknown(f"its activation is {_activation_name(mlp)}")
 
@@ -206,19 +150,19 @@ def check_mixture(block: nn.Module, names: MixtureNames, dtype: torch.dtype) -> 
     random = torch.Generator().manual_seed(0)
     width = stacks_of(block.get_submodule(names.experts))[0].in_features
     num_chosen = int(cast(Any, block.get_submodule(names.router)).top_k)
-    rows, sums = (_random((_NUM_ROWS, width), dtype, random) for _ in range(2))
-    weights = _random((_NUM_ROWS, num_chosen), torch.float32, random)
-    chosen = torch.arange(num_chosen).repeat(_NUM_ROWS, 1)
-    choosing = _Answering((torch.zeros(_NUM_ROWS, num_chosen), weights, chosen))
+    rows, sums = (random_rows((NUM_ROWS, width), dtype, random) for _ in range(2))
+    weights = random_rows((NUM_ROWS, num_chosen), torch.float32, random)
+    chosen = torch.arange(num_chosen).repeat(NUM_ROWS, 1)
+    choosing = _Answering((torch.zeros(NUM_ROWS, num_chosen), weights, chosen))
     computing, children = _Answering(sums), dict[str, nn.Module]()
-    shared, gate = (_Fixed(_random((_NUM_ROWS, n), dtype, random)) for n in (width, 1))
+    shared, gate = (Fixed(random_rows((NUM_ROWS, n), dtype, random)) for n in (width, 1))
     if names.shared:
         children[names.shared], addend = shared, shared.output
         if names.gate:
             children[names.gate], addend = gate, gate.output.sigmoid() * addend
         sums = sums + addend
     children |= {names.router: choosing, names.experts: computing}
-    result = _call_twin(block, children, rows[None], {})
+    result = call_twin(block, children, rows[None], {})
     given = result[0] if isinstance(result, tuple) else result
     name, (routed, *others) = type(block).__name__, choosing.inputs or (rows[:0],)
     vectors = [n for n, own in block._buffers.items() if any(own is each for each in others)]
@@ -228,7 +172,7 @@ def check_mixture(block: nn.Module, names: MixtureNames, dtype: torch.dtype) -> 
         raise Unknown(f"{name} computes more than its experts do")
     if not _are_equal(computing.inputs, (rows, chosen, weights)):
         raise Unknown(f"{name} changes what its router chose")
-    inputs = [own.input for own in children.values() if isinstance(own, _Fixed)]
+    inputs = [own.input for own in children.values() if isinstance(own, Fixed)]
     if not all(own is not None and _are_equal((own,), (rows,)) for own in inputs):
         raise Unknown(f"{name} gives its shared experts other rows")
     return "".join(vectors)
@@ -257,14 +201,16 @@ def call_keywords(
     return keywords
 
 
-class _Fixed(nn.Module):
+class Fixed(nn.Module):
     """In place of a linear layer: the same output for any input, which is kept."""
 
     def __init__(self, output: Tensor) -> None:
+        """Return this output."""
         super().__init__()
         self.output, self.input = output, cast(Tensor | None, None)
 
     def forward(self, rows: Tensor) -> Tensor:
+        """Return the output, whatever the rows."""
         self.input = rows
         return self.output
 
@@ -279,140 +225,6 @@ class _Answering(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         self.inputs = inputs
         return self.answer
-
-
-class _Attending:
-    """In place of a step's attention: keeps queries, keys and values, and gives random rows."""
-
-    states = None
-
-    def __init__(self, attended: Tensor) -> None:
-        self.attended = attended
-        self.style: AttentionStyle | None = None
-
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> Tensor:
-        self.queries, self.keys, self.values, self.style = queries, keys, values, style
-        return self.attended
-
-
-def _split(
-    shape: HeadShape, projected: Tensor, seen: _Attending
-) -> tuple[HeadShape, Tensor, Tensor]:
-    """Return where queries, keys and values are in projected rows, and the first two of them."""
-    if seen.style is None:
-        raise Unknown("it does not attend through the interface")
-    choices = [shape]
-    if shape.num_heads == shape.num_kv_heads:
-        choices.append(replace(shape, is_interleaved=True))
-    for choice in choices:
-        stride, kv_stride, first_key, first_value = choice.places()
-        parts = [
-            torch.stack([projected[:, first + h * s :][:, : shape.dim] for h in range(n)], dim=1)
-            for first, s, n in (
-                (0, stride, shape.num_heads),
-                (first_key, kv_stride, shape.num_kv_heads),
-                (first_value, kv_stride, shape.num_kv_heads),
-            )
-        ]
-        if seen.values.shape == parts[2].shape and torch.equal(seen.values, parts[2]):
-            return choice, parts[0], parts[1]
-    raise Unknown("its values are not rows of a projection")
-
-
-def _turned(
-    shape: HeadShape,
-    queries: Tensor,
-    keys: Tensor,
-    angles: tuple[Tensor, ...] | None,
-    seen: _Attending,
-) -> HeadShape:
-    """Return how queries and keys are normed and turned; the closest where several are close."""
-    best: tuple[int, HeadShape] | None = None
-    for rope, is_last in product(_ropes(shape, angles), (False, True)):
-        choice = replace(shape, rope=rope, is_norm_last=is_last)
-        misses = 0
-        for raw, norm, turned in (
-            (queries, shape.query_norm, seen.queries),
-            (keys, shape.key_norm, seen.keys),
-        ):
-            expected = _normed_and_turned(choice, norm, raw, angles)
-            if not _is_close(expected, turned, raw.dtype):
-                break
-            misses += int((expected != turned).sum())
-        else:
-            if best is None or misses < best[0]:
-                best = misses, choice
-    if best is None:
-        raise Unknown("its queries and keys are normed or turned in another way")
-    return best[1]
-
-
-def _ropes(shape: HeadShape, angles: tuple[Tensor, ...] | None) -> Iterator[Rope]:
-    yield Rope()
-    if angles is None:
-        return
-    dim = angles[0].shape[-1] * (2 if layout_of(angles[0]) is AngleLayout.SINGLE else 1)
-    if dim <= shape.dim:
-        for rounded in (True, False):
-            for kind in (RopeKind.HALVES, RopeKind.NEIGHBOURS):
-                yield Rope(kind, dim, rounded)
-
-
-def layout_of(angles: Tensor) -> AngleLayout:
-    """Return where the angles of pairs are in a row that the model's module gives."""
-    if angles.shape[-1] % 2:
-        return AngleLayout.SINGLE
-    if torch.equal(*angles.chunk(2, dim=-1)):
-        return AngleLayout.HALVES
-    if torch.equal(angles[..., ::2], angles[..., 1::2]):
-        return AngleLayout.REPEATED
-    return AngleLayout.SINGLE
-
-
-def _angles_like(angles: Tensor, random: torch.Generator) -> Tensor:
-    """Return random numbers in the layout of some angles, shape (1, num_rows, dim)."""
-    layout = layout_of(angles)
-    width = angles.shape[-1] // (1 if layout is AngleLayout.SINGLE else 2)
-    pairs = _random((1, _NUM_ROWS, width), angles.dtype, random)
-    if layout is AngleLayout.REPEATED:
-        return pairs.repeat_interleave(2, dim=-1)
-    return pairs if layout is AngleLayout.SINGLE else torch.cat((pairs, pairs), dim=-1)
-
-
-def _normed_and_turned(
-    shape: HeadShape, norm: Norm | None, heads: Tensor, angles: tuple[Tensor, ...] | None
-) -> Tensor:
-    def normed(rows: Tensor) -> Tensor:
-        if norm is None:
-            return rows
-        flat = rows.flatten(1) if shape.is_norm_of_all else rows
-        return apply_norm(norm, flat).view(rows.shape)
-
-    heads = heads if shape.is_norm_last else normed(heads)
-    if angles is not None and shape.rope.kind != RopeKind.NONE:
-        heads = turn(heads, shape.rope, angles)
-    return normed(heads) if shape.is_norm_last else heads
-
-
-def turn(heads: Tensor, rope: Rope, angles: tuple[Tensor, ...]) -> Tensor:
-    """Turn heads, shape (num_rows, num_heads, dim)."""
-    dtype = heads.dtype
-    cosines, sines = (layout_of(a).of_pairs(a[0]).float()[:, None] for a in angles)
-    turned, rest = heads[..., : rope.dim].float(), heads[..., rope.dim :]
-    is_halves = rope.kind == RopeKind.HALVES
-    first, second = turned.chunk(2, -1) if is_halves else (turned[..., ::2], turned[..., 1::2])
-
-    def times(a: Tensor, b: Tensor) -> Tensor:
-        return (a * b).to(dtype).float() if rope.are_rounded else a * b
-
-    pairs = (
-        (times(first, cosines) - times(second, sines)).to(dtype),
-        (times(second, cosines) + times(first, sines)).to(dtype),
-    )
-    joined = torch.cat(pairs, dim=-1) if is_halves else torch.stack(pairs, dim=-1).flatten(-2)
-    return torch.cat((joined, rest), dim=-1)
 
 
 def _norm_shape(module: nn.Module) -> torch.Size:
@@ -431,13 +243,13 @@ def _norm_twin(
     """Return a copy with random weights, rows for it, and those weights."""
     random = torch.Generator().manual_seed(0)
     parameters = {
-        name: None if part is None else nn.Parameter(_random(part.shape, dtype, random), False)
+        name: None if part is None else nn.Parameter(random_rows(part.shape, dtype, random), False)
         for name, part in module._parameters.items()
     }
     twin = _stand_in(module, {})
     twin.__dict__["_parameters"] = parameters
     sizes = torch.tensor([1.0, 1e-3, 0.1, 30.0]).view(4, *(1 for _ in shape))
-    rows = ((_random((4, *shape), torch.float32, random) + 0.3) * sizes).to(dtype)
+    rows = ((random_rows((4, *shape), torch.float32, random) + 0.3) * sizes).to(dtype)
     weight, bias = (_data(parameters.get(name)) for name in ("weight", "bias"))
     return twin, rows, replace(norm, weight=weight, bias=bias)
 
@@ -451,7 +263,7 @@ def _stand_in(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module
     return twin
 
 
-def _call_twin(
+def call_twin(
     module: nn.Module, children: Mapping[str, nn.Module], rows: Tensor, keywords: dict[str, Any]
 ) -> Any:
     """Call a copy of a module with some children replaced, its missing weights random.
@@ -462,7 +274,7 @@ def _call_twin(
     twin = _stand_in(module, children)
     random = torch.Generator().manual_seed(1)
     weights = {
-        name: _random(tuple(weight.shape), weight.dtype, random)
+        name: random_rows(tuple(weight.shape), weight.dtype, random)
         for name, weight in twin.named_parameters()
         if weight.is_meta
     }
@@ -474,7 +286,8 @@ def _call_twin(
         raise Unknown(f"{type(module).__name__} has operations of its own ({reason})") from error
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
+def random_rows(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
+    """Return numbers of a normal distribution."""
     return torch.randn(shape, generator=random).to(dtype)
 
 
@@ -490,7 +303,8 @@ def _are_equal(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     )
 
 
-def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+def is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether each number is as close as rounding explains, by the largest of its row."""
     if actual.shape != expected.shape:
         return False
     size = expected.float().abs().amax(-1, keepdim=True)

@@ -32,6 +32,7 @@ from ostinato.runner.forward.decoder import (
     Projection,
 )
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles
+from ostinato.runner.forward.head_stand_ins import heads_of, layout_of
 from ostinato.runner.forward.ops import Norm, RopeKind
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain
@@ -41,8 +42,6 @@ from ostinato.runner.forward.stand_ins import (
     Unknown,
     activation_of,
     check_mixture,
-    heads_of,
-    layout_of,
     norm_of,
 )
 from ostinato.runner.native.angles import settle_frequencies

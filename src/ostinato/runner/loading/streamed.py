@@ -155,7 +155,8 @@ def stream_model(
 
     Args:
         settings: What to load.
-        on_meta: The model without storage, as ``check_attention_interface`` builds it.
+        on_meta: The model without storage, as ``check_attention_interface`` builds it; it loses
+            its encoder.
         recorder: Writes packed weights into the cache folder; None does not.
 
     Raises:
@@ -300,18 +301,32 @@ def _source(
         return None
     if settings.path.is_file():
         return GgufSource.of_file(settings.path, model)
-    names = dict(model.named_parameters(remove_duplicate=False))
+    plain: SafetensorsSource | None
     if quantized is None:
-        plain: SafetensorsSource = SafetensorsSource(settings.files)
+        plain = SafetensorsSource(settings.files)
     elif quantized.get("quant_method") == "mxfp4":
         plain = Mxfp4Source(settings.files)
-    elif is_fp8(quantized):
-        plain = Fp8Source(settings.files, quantized)
-    elif is_in_words(quantized):
-        plain = WordSource(settings.files, quantized, names)
     else:
-        return None
-    return MergedExperts(plain, model) if plain.are_numbers else None
+        plain = quantized_source(settings.files, quantized, model)
+    return None if plain is None or not plain.are_numbers else MergedExperts(plain, model)
+
+
+def quantized_source(
+    files: Sequence[Path], quantized: Mapping[str, Any], model: "PreTrainedModel"
+) -> SafetensorsSource | None:
+    """Return weights in FP8 or in words of codes; None for other formats.
+
+    Args:
+        files: Safetensors.
+        quantized: Settings of the quantization.
+        model: Names its weights.
+    """
+    if is_fp8(quantized):
+        return Fp8Source(files, quantized)
+    if is_in_words(quantized):
+        names = dict(model.named_parameters(remove_duplicate=False))
+        return WordSource(files, quantized, names)
+    return None
 
 
 class _Trial:
