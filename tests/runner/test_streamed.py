@@ -1,6 +1,7 @@
 """A model that is read weight by weight is the model that ``transformers`` reads as a whole."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from ostinato.runner import model_loader
 from ostinato.runner.attention.registration import register
 from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.loading import streamed
 from ostinato.runner.loading.model_support import check_attention_interface
 from ostinato.runner.loading.skeleton import (
     build_skeleton,
@@ -22,6 +24,7 @@ from ostinato.runner.loading.skeleton import (
 from ostinato.runner.loading.streamed import stream_model
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.probe import observe_without_weights
+from ostinato.runner.states.store import StateSpec
 from tests.runner.bench import Bench, random_prompt
 from tests.support.checkpoints import Checkpoints, make_config
 from tests.support.images import PROCESSORS, image_checkpoint, picture
@@ -209,3 +212,22 @@ def test_packed_weights_count_among_the_parameters(
     loaded = load_model(path, "bfloat16", forward=forward, quantization=quantization)
 
     assert loaded.size.num_parameters == sum(each.numel() for each in parameters)
+
+
+def test_states_that_only_a_model_without_weights_has_are_not_believed(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    """Then all layers are looked at with their weights."""
+
+    def observe(model: Any) -> Any:
+        observed = observe_without_weights(model)
+        assert observed is not None
+        spec, states, styles = observed
+        wider = {n: (replace(shapes[0], shape=(1,)),) for n, shapes in states.layers.items()}
+        return spec, StateSpec(wider), styles
+
+    path = checkpoints.path("lfm2")
+    whole = load_whole(path, monkeypatch, dtype="bfloat16")
+    monkeypatch.setattr(streamed, "observe_without_weights", observe)
+
+    same(load_model(path, "bfloat16"), whole)
