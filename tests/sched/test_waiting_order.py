@@ -106,26 +106,6 @@ def test_the_prefix_is_looked_up_anew_in_every_step():
     assert tiny.run() == ["first:ABCDEFGH", "third:........xyz", "second:xyz"]
 
 
-def test_no_sequence_is_overtaken_more_often_than_the_bound():
-    """Two pass the patient one, who stands before the others then."""
-    tiny = warm("ABCD", max_overtakes=2)
-    tiny.add("patient", "xyz")
-    for number in "1234":
-        tiny.add(number, f"ABCD{number}")
-    order = [step.split(":")[0] for step in tiny.run()]
-    assert order == ["1", "2", "patient", "3", "4"]
-
-
-def test_the_bound_holds_within_one_step():
-    """Four seats: two pass the patient one, which then takes the third seat."""
-    tiny = tiny_scheduler(max_num_seqs=4, order="longest_prefix", max_overtakes=2)
-    tiny.serve("warm", "ABCD")
-    tiny.add("patient", "xyz")
-    for number in "1234":
-        tiny.add(number, f"ABCD{number}")
-    assert tiny.step() == "1:....1 2:....2 patient:xyz 3:....3"
-
-
 def test_an_overdue_request_that_does_not_fit_is_overtaken_no_more():
     """It needs three of the four blocks, and one is in use."""
     tiny = tiny_scheduler(num_blocks=4, order="longest_prefix", max_overtakes=1)
@@ -138,13 +118,6 @@ def test_an_overdue_request_that_does_not_fit_is_overtaken_no_more():
     assert tiny.step() == "running:b"
     assert tiny.step() == "running:c"
     assert tiny.step() == "big:123456789"
-
-
-def test_a_bound_of_zero_is_first_come_first_served():
-    tiny = warm("ABCD", max_overtakes=0)
-    tiny.add("none", "xyz")
-    tiny.add("cached", "ABCDx")
-    assert tiny.run() == ["none:xyz", "cached:....x"]
 
 
 def test_longest_prefix_first_looks_at_the_first_that_came_only():

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import httpx
 
@@ -17,6 +18,7 @@ from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.lifecycle import DrainingServer, listen
 from ostinato.server.state import ServerState
+from ostinato.server.telemetry import engine_watch
 from tests.support.engines import assert_idle
 from tests.support.waiting import wait_until
 
@@ -58,12 +60,16 @@ class ServerThread:
 
 @contextmanager
 def serving(state: ServerState, send_buffer_bytes: int | None = None) -> Iterator[str]:
-    """Run a server until the block is left; returns its address. Its engine goes on."""
-    thread = ServerThread(state, send_buffer_bytes)
-    try:
-        yield thread.url
-    finally:
-        thread.stop()
+    """Run a server until the block is left; returns its address. Its engine goes on.
+
+    Every scrape reads the engine again, so that it counts what was answered before it.
+    """
+    with mock.patch.object(engine_watch, "REUSE_FACTOR", 0):
+        thread = ServerThread(state, send_buffer_bytes)
+        try:
+            yield thread.url
+        finally:
+            thread.stop()
 
 
 def await_idle(llm: AsyncLLM) -> None:
