@@ -13,17 +13,14 @@ class Logprob(Protocol):
     @property
     def logprob(self) -> float:
         """Its natural logarithm."""
-        ...
 
     @property
     def rank(self) -> int:
         """1 for the most likely token."""
-        ...
 
     @property
     def decoded_token(self) -> str | None:
         """Its text; None without a tokenizer."""
-        ...
 
 
 Positions = Sequence[Mapping[int, Logprob] | None]

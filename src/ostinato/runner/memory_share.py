@@ -35,15 +35,12 @@ class DeviceMemory(Protocol):
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        ...
 
     def free_bytes(self) -> int:
         """Return what is free; what torch keeps for later is returned first."""
-        ...
 
     def peak_during(self, work: Callable[[], object]) -> int:
         """Do some work; return the bytes that it takes at most, and has not before."""
-        ...
 
 
 class CudaMemory:

@@ -78,7 +78,6 @@ class StepCall(Protocol):
         rows: Ints | None = None,
     ) -> Tensor:
         """Return logits; see ``ModelCall``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -67,11 +67,9 @@ class MarkedBody(ChatFields, Protocol):
 
     def breakpoints(self) -> list[Breakpoint]:
         """Return the marks, in order."""
-        ...
 
     def conversation(self, number: int | None = None, /) -> list[Message]:
         """Return messages for chat templates: all, or those before a mark."""
-        ...
 
 
 async def measure(

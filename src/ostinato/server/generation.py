@@ -48,11 +48,9 @@ class CallFields(Protocol):
     @property
     def model_fields_set(self) -> set[str]:
         """The fields that the client gave."""
-        ...
 
     def call_settings(self) -> dict[str, Any]:
         """Return the keywords of ``GenerateCall`` that clients set."""
-        ...
 
 
 def open_call(
@@ -176,19 +174,15 @@ class Answer(Protocol[OutputT]):
 
     def outputs(self) -> AsyncGenerator[OutputT, None]:
         """Yield the engine's outputs."""
-        ...
 
     async def take(self, output: OutputT) -> Sequence[bytes]:
         """Return the events of what an output adds."""
-        ...
 
     def closing(self) -> bytes:
         """Return the events behind the last output; may be empty."""
-        ...
 
     async def whole(self) -> Mapping[str, Any]:
         """Return the complete response."""
-        ...
 
 
 def respond_to_chat(

@@ -183,11 +183,9 @@ class ChatFields(Protocol):
     @property
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how."""
-        ...
 
     def template(self) -> dict[str, Any]:
         """Return the options of the chat template."""
-        ...
 
 
 async def render_chat(

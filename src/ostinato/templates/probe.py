@@ -60,7 +60,6 @@ class Render(Protocol):
         **variables: object,
     ) -> str:
         """Return a prompt's text; may raise anything."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

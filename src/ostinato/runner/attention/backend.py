@@ -155,7 +155,6 @@ class WholeSteps(Protocol):
 
         Effects: writes the step's slots in every layer. The logits are valid until the next call.
         """
-        ...
 
 
 class AttentionBackend(Protocol):
@@ -171,7 +170,6 @@ class AttentionBackend(Protocol):
             stores: Stores from ``new_store``, one per group of layers.
             of_layer: The group of each layer.
         """
-        ...
 
     def new_store(
         self,
@@ -183,7 +181,6 @@ class AttentionBackend(Protocol):
         layers: Sequence[int] | None = None,
     ) -> KVStore:
         """Create a store; arguments and errors as in ``KVStore``."""
-        ...
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> AttentionStep:
         """Begin a step.
@@ -192,4 +189,3 @@ class AttentionBackend(Protocol):
             metadata: Slots and block tables of the step.
             store: A store from ``new_store``.
         """
-        ...

@@ -34,13 +34,11 @@ class LayerAttention(Protocol):
     @property
     def states(self) -> LayerStates | None:
         """Computes layers with a state; None if there are none."""
-        ...
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
         """Attend in one layer; shapes as in ``AttentionStep.attend``."""
-        ...
 
 
 def paged_attention(

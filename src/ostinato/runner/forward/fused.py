@@ -28,21 +28,17 @@ class Forward(Protocol):
     @property
     def decoder(self) -> Decoder:
         """What is computed."""
-        ...
 
     @property
     def promises_bits(self) -> bool:
         """Whether a row has the same bits alone and in any step."""
-        ...
 
     @property
     def called(self) -> str:
         """What is called as a module, and why; empty if nothing is."""
-        ...
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Return logits, shape (num_rows, vocab_size); arguments as in ``ModelCall``."""
-        ...
 
 
 class FusedForward:

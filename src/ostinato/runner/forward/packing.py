@@ -36,11 +36,9 @@ class Pack(Protocol):
 
     def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
         """Pack plain linear layers with the same input into one weight."""
-        ...
 
     def pack_experts(self, stack: ExpertStack) -> PackedWeight:
         """Pack the weights of all experts of a layer."""
-        ...
 
 
 class PlainPack:

@@ -56,7 +56,6 @@ class ModuleCalls(Protocol):
         self, step: LayerAttention, adapters: StepAdapters | None
     ) -> AbstractContextManager[None]:
         """Return a context in which the model's modules compute a step."""
-        ...
 
 
 Operations = Generator[tuple[Step, bool], None, None]

@@ -29,19 +29,15 @@ class BlockCopies(Protocol):
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
-        ...
 
     def export_blocks(self, blocks: Sequence[int], into: memoryview) -> None:
         """Copy blocks out; see ``KVStore``."""
-        ...
 
     def import_blocks(self, blocks: Sequence[int], payload: memoryview) -> None:
         """Fill blocks that nothing reads; any thread may call this. See ``KVStore``."""
-        ...
 
     def new_buffer(self, num_bytes: int) -> memoryview:
         """Return host memory that is fast to copy from and to."""
-        ...
 
 
 class DeviceCopies:

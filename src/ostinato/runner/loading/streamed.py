@@ -125,27 +125,21 @@ class PackingRecorder(Protocol):
     @property
     def is_writing(self) -> bool:
         """Whether anything is kept."""
-        ...
 
     def recorded(self, pack: Pack, names: Mapping[int, str]) -> Pack:
         """Return a function that packs likewise, and keeps what it packs."""
-        ...
 
     def wait(self) -> None:
         """Wait until all that was packed is kept: its memory moves no more."""
-        ...
 
     def add_embedding(self, model: "PreTrainedModel") -> None:
         """Keep the embedding."""
-        ...
 
     def add_encoder(self, model: "PreTrainedModel") -> None:
         """Keep the weights of its encoder, the only ones that were read."""
-        ...
 
     def add_others(self, model: "PreTrainedModel", source: WeightSource, is_fused: bool) -> None:
         """Keep what is neither packed nor an embedding."""
-        ...
 
 
 def stream_model(

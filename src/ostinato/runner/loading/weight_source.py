@@ -82,37 +82,29 @@ class WeightSource(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes of all weights in the files."""
-        ...
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of all weights by name."""
-        ...
 
     @property
     def kinds(self) -> Mapping[str, str]:
         """Formats of the weights by name, those that ``codes`` returns codes for."""
-        ...
 
     def are_equal(self, names: Sequence[str]) -> bool:
         """Return whether several weights are the same bytes in the files."""
-        ...
 
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return a weight, or its first rows."""
-        ...
 
     def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
         """Return a weight of ``kinds``, or its first rows, to be packed."""
-        ...
 
     def experts(self, name: str) -> Sequence[StoredRows]:
         """Return a weight of experts of ``kinds``, part by part, to be packed."""
-        ...
 
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding that is smaller than the plain one; None if there is none."""
-        ...
 
 
 StoredTensor = tuple[FileRange, str, tuple[int, ...]]

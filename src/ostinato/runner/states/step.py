@@ -30,7 +30,6 @@ class LayerStates(Protocol):
 
     def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
         """Compute a layer's call for all sequences of a row; returns the row's output."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,15 +67,12 @@ class KeptWeights(Protocol):
 
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return a weight that was not packed."""
-        ...
 
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding of a file's blocks; None if it is plain."""
-        ...
 
     def packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
         """Return a packed weight."""
-        ...
 
 
 class StaticAngles(nn.Module):

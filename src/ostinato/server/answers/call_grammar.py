@@ -28,11 +28,9 @@ class SampledBody(Protocol):
 
     def sampler(self) -> dict[str, Any]:
         """Return the keywords of ``SamplingParams``."""
-        ...
 
     def form(self) -> Form | None:
         """Return the structured output of the whole answer."""
-        ...
 
 
 class ChatBody(SampledBody, Protocol):
@@ -43,16 +41,13 @@ class ChatBody(SampledBody, Protocol):
 
     def thinking_tokens(self) -> int | None:
         """Return how many tokens of reasoning are allowed; None for any number."""
-        ...
 
     def answer_form(self) -> Form | None:
         """Return the format of an answer without calls."""
-        ...
 
     @property
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how."""
-        ...
 
 
 def sampling_params(body: SampledBody) -> SamplingParams:
