@@ -103,7 +103,7 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[engines.Engine]]:
         names = ", ".join(engine.name for engine in known)
         raise ValueError(f"no engine is called {min(unknown)}; there are {names}")
     homes = _homes(options.peer)
-    chosen = [engine for engine in known if not wanted or engine.name in wanted]
+    chosen = [each for each in known if not wanted or each.name in wanted or each in variants]
     pythons = {each: engines.python_of(each, options.peers_folder, homes) for each in chosen}
     sizes = QUICK if options.quick else FULL
     model, shape, text = _checkpoint(options)

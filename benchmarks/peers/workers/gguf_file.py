@@ -1,4 +1,4 @@
-"""Converts a Qwen3 checkpoint to a GGUF file; llama.cpp writes it in other formats.
+"""Converts a Qwen3 or Qwen3-MoE checkpoint to a GGUF file; llama.cpp writes it in other formats.
 
 ::
 
@@ -10,6 +10,7 @@ converts it.
 
 import ctypes
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -71,28 +76,37 @@ def _requantize(source: Path, target: Path, kind: str) -> None:
 
 def _write(model: Path, goal: Path) -> None:
     import gguf
+    import numpy as np
     from safetensors import safe_open
 
-    writer = gguf.GGUFWriter(str(goal), "qwen3")
-    _write_header(writer, model)
+    config = json.loads((model / "config.json").read_text())
+    writer = gguf.GGUFWriter(str(goal), config["model_type"].replace("_", ""))
+    _write_header(writer, model, config)
+    kind = gguf.GGMLQuantizationType.BF16
     with safe_open(model / "model.safetensors", "pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118 - it is no dict
-            values = tensors.get_tensor(name).float().numpy()
-            if values.ndim == 1:
-                writer.add_tensor(name_of(name), values)
-                continue
-            kind = gguf.GGMLQuantizationType.BF16
-            writer.add_tensor(name_of(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+        parts: dict[str, list[str]] = {}
+        for name in sorted(tensors.keys(), key=_expert_number):
+            parts.setdefault(name_of(name), []).append(name)
+        for name, sources in parts.items():
+            values = [tensors.get_tensor(source).float().numpy() for source in sources]
+            numbers = values[0] if len(values) == 1 else np.stack(values)
+            if numbers.ndim == 1 or "ffn_gate_inp" in name:
+                writer.add_tensor(name, numbers)
+            else:
+                writer.add_tensor(name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _write_header(writer: Any, model: Path) -> None:
+def _write_header(writer: Any, model: Path, config: dict[str, Any]) -> None:
     import gguf
 
-    config = json.loads((model / "config.json").read_text())
+    if "moe_intermediate_size" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -129,8 +143,13 @@ def name_of(tensor: str) -> str:
     stem, _, kind = tensor.rpartition(".")
     if stem in NAMES:
         return f"{NAMES[stem]}.{kind}"
-    _, _, layer, part = stem.split(".", 3)
+    _, _, layer, part = re.sub(r"experts\.\d+", "experts", stem).split(".", 3)
     return f"blk.{layer}.{LAYER_NAMES[part]}.{kind}"
+
+
+def _expert_number(tensor: str) -> int:
+    number = re.search(r"experts\.(\d+)", tensor)
+    return int(number[1]) if number else 0
 
 
 if __name__ == "__main__":
