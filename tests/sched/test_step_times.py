@@ -96,6 +96,15 @@ def test_a_hit_is_served_in_the_next_step_and_a_long_miss_goes_on_beside_it():
     assert computed["hit"] == 30 and computed["long"] >= 10
 
 
+def test_a_step_in_which_a_prompt_ends_is_filled_to_its_half():
+    """Of the 210 ms beside the weights, prompts that go on leave 105 unused."""
+    timed = TimedScheduler()
+    timed.add("long", 4_000)
+    timed.step()
+    timed.add("short", 8)
+    assert timed.step() == {"long": 22, "short": 8} and 0.140 < timed.took_s <= 0.145
+
+
 def test_with_fcfs_a_later_hit_waits():
     timed = TimedScheduler(order="fcfs")
     timed.add("long", 1_000)

@@ -7,6 +7,9 @@ the lowest is next, among the waiting and the running alike, and several prompts
     step of 64 tokens    hit:32 left    hit:20 left    long:5,000 left, the elder
                          32             16             16 = a quarter
 
+A step in which a prompt ends is filled to ``FILLED_SHARE`` by those that go on: who has its last
+tokens in it waits for them alone, and not for the rest of a long step.
+
 Long prompts age by two bounds:
 
 * *The elder's share.* Of the prompts of the best priority, the one that came first may compute
@@ -31,6 +34,9 @@ MAX_REFRESHED = 32
 
 ELDER_SHARE = 0.25
 """Share of a step that the elder may compute, whatever is shorter."""
+
+FILLED_SHARE = 0.5
+"""Share of a step that is used, at most, by prompts that go on beside one that ends in it."""
 
 
 class ShortestFirst(RankedOrder):
@@ -156,6 +162,7 @@ class ShortestFirst(RankedOrder):
     ) -> dict[SequenceId, int]:
         """Return the limits of those who share a step, given in their order."""
         limits: dict[SequenceId, int] = {}
+        whole, has_end = meter.room, False
         elder = min(sharers, key=lambda s: s.rank, default=None)
         shares = [(elder, ELDER_SHARE)] if elder is not None else []
         for sequence, share in [*shares, *((s, 1.0) for s in sharers)]:
@@ -164,6 +171,9 @@ class ShortestFirst(RankedOrder):
             start = starts[name] + given
             left = len(sequence.key) - start
             chunk_tokens = min(left, meter.max_chunk_tokens(start, share))
+            if 0 < chunk_tokens < left and has_end and meter.room > 0:
+                used_share = max(0.0, 1 - (1 - FILLED_SHARE) * whole / meter.room)
+                chunk_tokens = meter.max_chunk_tokens(start, used_share)
             if self._max_chunk is not None:
                 chunk_tokens = min(chunk_tokens, self._max_chunk - given)
             if chunk_tokens < left:
@@ -172,4 +182,5 @@ class ShortestFirst(RankedOrder):
                 chunk_tokens = max(chunk_tokens, min(left, self._unit))
             meter.take(start, chunk_tokens)
             limits[name] = given + chunk_tokens
+            has_end = has_end or chunk_tokens == left
         return limits

@@ -66,6 +66,11 @@ class StepMeter:
     measured: Sequence[tuple[Work, float]] = ()
     certain_s: float = float("inf")
 
+    @property
+    def room(self) -> float:
+        """What is left: seconds, or tokens where they cost the same."""
+        return self.num_tokens if self.prices is None else self.seconds
+
     def max_chunk_tokens(self, start: int, share: float = 1.0) -> int:
         """Return how many tokens after ``start`` others fit into a share of what is left."""
         prices, limit_tokens = self.prices, max(0, int(self.num_tokens * share))
