@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.runner.huge_pages import PAGE_BYTES, memory_calls
@@ -27,10 +27,16 @@ logger = logging.getLogger(__name__)
 _POPULATE_WRITE = 23
 
 SPAN = 8_192
-"""Slots whose pages are allocated together: of 128 numbers of 16 bits, a huge page has so many."""
+"""Slots ahead of the last written one whose pages are allocated."""
 
 REST = 9.0
-"""Times as long as it works that the thread rests once steps write."""
+"""Times as long as it works that the thread rests while steps write far behind it."""
+
+CLOSE = SPAN // 2
+"""Slots between the thread and the last written one below which it does not rest."""
+
+IDLE_S = 1.0
+"""Seconds after the last write from which on it does not rest either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +60,22 @@ class PagesAhead:
     def __init__(self, areas: Sequence[Area], num_slots: int) -> None:
         """Begin with none of the pages allocated that hold ``num_slots`` slots."""
         self._areas, self._num_slots = areas, num_slots
-        self._num_taken = self._target = 0
-        self._rest = 0.0
+        self._pages = self._by_slot()
+        self._target = self._last_slot = 0
+        self._written_s = float("-inf")
         self._thread: threading.Thread | None = None
         self._is_closed = threading.Event()
 
     def begin(self, num_slots: int) -> None:
-        """Allocate the pages of the first slots, if they fill any; rest once any is written."""
+        """Allocate the pages of the first slots, if they fill any."""
         if sum(area.num_bytes for area in self._areas) >= PAGE_BYTES:
             self._extend(num_slots)
 
     def reach(self, slot: int) -> None:
-        """Note that a slot is about to be written: all up to the next ``SPAN`` are allocated."""
-        self._rest = REST
-        if self._target < min(slot + SPAN, self._num_slots):
-            self._extend(self._target + SPAN)
+        """Note that a slot is about to be written: the pages of ``SPAN`` more are allocated."""
+        self._last_slot, self._written_s = max(slot, self._last_slot), time.monotonic()
+        if self._target < min(slot + SPAN * 3 // 4, self._num_slots):
+            self._extend(slot + SPAN)
 
     def close(self) -> None:
         """Stop, before the memory goes."""
@@ -88,30 +95,32 @@ class PagesAhead:
 
     def _take(self) -> None:
         try:
-            while self._num_taken < self._target:
-                end = min(self._num_taken + SPAN, self._num_slots)
-                for address, num_bytes in self._pieces(self._num_taken, end):
-                    begin_s = time.monotonic()
-                    if self._is_closed.is_set() or not _populate(address, num_bytes):
-                        return
-                    self._is_closed.wait(self._rest * (time.monotonic() - begin_s))
-                self._num_taken = end
+            while self._pages and self._pages[-1][0] < self._target:
+                slot, address, num_bytes = self._pages.pop()
+                begin_s = time.monotonic()
+                if self._is_closed.is_set() or not _populate(address, num_bytes):
+                    return
+                now_s = time.monotonic()
+                if slot >= self._last_slot + CLOSE and now_s < self._written_s + IDLE_S:
+                    self._is_closed.wait(REST * (now_s - begin_s))
         except MemoryError as error:
             logger.warning("the kernel has no memory for the next keys and values: %s", error)
             self._target = self._num_slots
 
-    def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the huge pages of some slots: the first of every part, then the second of each."""
-        row_bytes = [area.num_bytes // area.num_parts // self._num_slots for area in self._areas]
-        first = min(row_bytes, default=0) * begin // PAGE_BYTES * PAGE_BYTES
-        for step in range(first, max(row_bytes, default=0) * end + PAGE_BYTES, PAGE_BYTES):
-            for area, size in zip(self._areas, row_bytes, strict=True):
-                last = area.address + area.num_bytes
-                for part in range(area.address, last, area.num_bytes // area.num_parts):
-                    page = (part + step) // PAGE_BYTES * PAGE_BYTES
-                    low, high = max(area.address, page), min(last, page + PAGE_BYTES)
-                    if low < part + size * end and high > part + size * begin and low < high:
-                        yield low, high - low
+    def _by_slot(self) -> list[tuple[int, int, int]]:
+        """List the huge pages: the first slot in each, address and bytes; that of slot 0 last."""
+        pages = list[tuple[int, int, int]]()
+        for area in self._areas:
+            part_bytes = area.num_bytes // area.num_parts
+            low, end = area.address, area.address + area.num_bytes
+            while low < end:
+                high = min((low // PAGE_BYTES + 1) * PAGE_BYTES, end)
+                within = (low - area.address) % part_bytes
+                begins_part = not within or within + high - low > part_bytes
+                slot = 0 if begins_part else within * self._num_slots // part_bytes
+                pages.append((slot, low, high - low))
+                low = high
+        return sorted(pages, reverse=True)
 
 
 def _populate(address: int, num_bytes: int) -> bool:
