@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.runner.huge_pages import PAGE_BYTES, expect_block, into_huge_pages
+from ostinato.runner.huge_pages import PAGE_BYTES, map_memory, zeros
 from ostinato.runner.native.packed import PackedWeight
 from tests.support.instruction_sets import needs_library
 
@@ -20,8 +20,6 @@ HUGE = """
 import sys, torch
 from pathlib import Path
 from ostinato.runner.native.packed import PackedWeight
-from ostinato.runner.malloc_tuning import keep_large_blocks
-keep_large_blocks()
 weights = [PackedWeight([torch.zeros(2048, 1024).bfloat16()]) for _ in range(6)]
 found = Path("/proc/self/smaps_rollup").read_text()
 print(next(line.split()[1] for line in found.splitlines() if line.startswith("AnonHugePages")))
@@ -31,23 +29,22 @@ print(next(line.split()[1] for line in found.splitlines() if line.startswith("An
 @has_pages
 @needs_library
 def test_packed_weights_lie_in_large_pages():
-    """In a process of its own: 24 MiB of weights, whose first page may be another's as well."""
+    """In a process of its own: 24 MiB of weights."""
     done = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 20 * 1024
 
 
-def test_numbers_stay_what_they_are():
-    block = torch.arange(3 * PAGE_BYTES // 8)
-    expect_block(block.nbytes)
-    into_huge_pages(block.data_ptr(), block.nbytes)
-    assert torch.equal(block, torch.arange(3 * PAGE_BYTES // 8))
+@pytest.mark.parametrize("shape", [(3,), (3, PAGE_BYTES // 4)])
+def test_zeros_have_their_shape_and_may_be_written(shape: tuple[int, ...]):
+    numbers = zeros(shape, torch.bfloat16)
+    assert numbers.shape == shape and numbers.dtype == torch.bfloat16 and not numbers.any()
+    numbers += 1
+    assert numbers.eq(1).all()
 
 
-def test_memory_that_fills_no_page_is_left_alone():
-    """And so is an address where nothing is mapped: the kernel refuses, without an error."""
-    expect_block(PAGE_BYTES - 1)
-    into_huge_pages(PAGE_BYTES * 3 // 2, PAGE_BYTES - 1)
-    into_huge_pages(PAGE_BYTES * 3 // 2, 4 * PAGE_BYTES)
+def test_memory_that_the_kernel_does_not_map_is_refused():
+    with pytest.raises(MemoryError, match="bytes"):
+        map_memory(2**60)
 
 
 @needs_library

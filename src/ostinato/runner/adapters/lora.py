@@ -18,8 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from ostinato.core.plan import StepPlan
+from ostinato.runner.huge_pages import zeros
 from ostinato.runner.inputs import Ints
-from ostinato.runner.native.packed import PackedWeight, allocate_tiles, packed_size
+from ostinato.runner.native.packed import PackedWeight, packed_size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +58,7 @@ def pack_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PackedLoraLayer]:
     """Return packed updates, in one block of huge pages."""
     factors = [factor for layer in layers.values() for factor in (layer.down, layer.up)]
     sizes = [packed_size(*factor.shape) for factor in factors]
-    tiles = allocate_tiles(sum(sizes), factors[0].dtype).split(sizes)
+    tiles = zeros((sum(sizes),), factors[0].dtype).split(sizes)
     packed = [PackedWeight([factor], own) for factor, own in zip(factors, tiles, strict=True)]
     pairs = zip(layers, packed[::2], packed[1::2], strict=True)
     return {name: PackedLoraLayer(down, up, layers[name].scale) for name, down, up in pairs}

@@ -1,6 +1,7 @@
 """Shows how far the reading of weights is: a bar on a terminal, else a line now and then."""
 
 import sys
+import threading
 import time
 
 from tqdm import tqdm
@@ -12,11 +13,12 @@ SECONDS_PER_LINE = 5.0
 
 
 class LoadProgress:
-    """Counts the bytes of weights that were read."""
+    """Counts the bytes of weights that were read, by any thread."""
 
     def __init__(self, name: str, num_bytes: int) -> None:
         """Begin to count up to a number of bytes."""
         self._name, self._total, self._read = name, num_bytes, 0
+        self._lock = threading.Lock()
         self._start = self._last_line = time.monotonic()
         is_shown = num_bytes >= SHOWN_BYTES
         self._has_lines = is_shown and not sys.stderr.isatty()
@@ -33,13 +35,14 @@ class LoadProgress:
 
     def add(self, num_bytes: int) -> None:
         """Count bytes, and show them."""
-        num_bytes = min(num_bytes, self._total - self._read)  # a tied embedding is read twice
-        self._read += num_bytes
-        self._bar.update(num_bytes)
-        now = time.monotonic()
-        if self._has_lines and now - self._last_line >= SECONDS_PER_LINE:
-            self._last_line = now
-            print(self.line(now - self._start), file=sys.stderr, flush=True)
+        with self._lock:
+            num_bytes = min(num_bytes, self._total - self._read)  # a tied embedding is read twice
+            self._read += num_bytes
+            self._bar.update(num_bytes)
+            now = time.monotonic()
+            if self._has_lines and now - self._last_line >= SECONDS_PER_LINE:
+                self._last_line = now
+                print(self.line(now - self._start), file=sys.stderr, flush=True)
 
     def line(self, seconds: float) -> str:
         """Return what was read after so long, the rate and the time left."""

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ostinato.runner.native.packed import PackedWeight, allocate_tiles, packed_size
+from ostinato.runner.huge_pages import zeros
+from ostinato.runner.native.packed import PackedWeight, packed_size
 
 TILE = 32
 """Outputs of a tile."""
@@ -97,7 +98,7 @@ class ExpertStack:
     def pack(self) -> PackedWeight:
         """Pack the weight as it is."""
         shape, dtype = (self.out_features, self.in_features), self.weight.dtype
-        tiles = allocate_tiles(packed_size(*shape), dtype)
+        tiles = zeros((packed_size(*shape),), dtype)
         packed = PackedWeight.of_memory(*shape, dtype, {"tiles": tiles})
         self.put(packed)
         return packed

@@ -15,6 +15,7 @@ Source: the layouts are those of ``ggml-common.h`` in llama.cpp.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import gguf
@@ -77,7 +78,7 @@ class BlockRows:
         return torch.bfloat16 if known is None else known.scale_dtype
 
     def pack_into(self, memory: CodeTiles, first: int) -> None:
-        """Read and pack, some rows at a time.
+        """Read and pack, some rows at a time, on several threads.
 
         Args:
             memory: A weight whose format represents these codes.
@@ -87,9 +88,14 @@ class BlockRows:
         if self.order is None:
             tile_numbers = TILE_OUTPUTS * self.num_columns
             step = max(1, _PACKED_NUMBERS // tile_numbers) * TILE_OUTPUTS
-        for begin in range(0, self.num_rows, step):
-            blocks = torch.from_numpy(self.read(begin, min(begin + step, self.num_rows)))
-            memory.put_blocks(first + begin, blocks, self.kind, self.order)
+
+        def pack(begin: int, end: int) -> None:
+            for row in range(begin, end, step):
+                blocks = torch.from_numpy(self.read(row, min(row + step, end)))
+                memory.put_blocks(first + row, blocks, self.kind, self.order)
+
+        # Two threads may not write into one tile.
+        _on_threads(pack, self.num_rows, step if first % TILE_OUTPUTS == 0 else self.num_rows)
 
     def as_codes(self, dtype: torch.dtype) -> Codes:
         """Read, and return the nearest codes of the numbers in a dtype."""
@@ -99,12 +105,35 @@ class BlockRows:
 
 
 def dequantized(data: Blocks, kind: gguf.GGMLQuantizationType, dtype: torch.dtype) -> Tensor:
-    """Return the numbers of rows, converted slice by slice."""
+    """Return the numbers of rows, converted slice by slice on several threads."""
     num_numbers, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     width = data.shape[1] // num_bytes * num_numbers
     numbers = torch.empty(len(data), width, dtype=dtype)
     step = max(1, _SLICE_NUMBERS // width)
-    for first in range(0, len(data), step):
-        part = gguf.dequantize(data[first : first + step], kind)
-        numbers[first : first + step] = torch.from_numpy(np.ascontiguousarray(part))
+
+    def convert(begin: int, end: int) -> None:
+        for first in range(begin, end, step):
+            rows = slice(first, min(first + step, end))
+            part = gguf.dequantize(data[rows], kind)
+            numbers[rows] = torch.from_numpy(np.ascontiguousarray(part))
+
+    _on_threads(convert, len(data), 1)
     return numbers
+
+
+def _on_threads(work: Callable[[int, int], object], end: int, unit: int) -> None:
+    """Call ``work(first, last)`` on as many threads as torch has, each with one span of the range.
+
+    Args:
+        work: Begins and ends where it is told; what it raises is raised here.
+        end: The range is from 0 to here.
+        unit: Spans begin at multiples of it.
+    """
+    step = -(-end // (torch.get_num_threads() * unit)) * unit
+    if step >= end:
+        work(0, end)
+        return
+    with ThreadPoolExecutor() as threads:
+        spans = [threads.submit(work, n, min(n + step, end)) for n in range(0, end, step)]
+    for span in spans:
+        span.result()

@@ -27,11 +27,11 @@ from ostinato.runner.forward.codes import (
 )
 from ostinato.runner.forward.gguf_codes import BlockRows
 from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.huge_pages import zeros
 from ostinato.runner.native.code_packing import CodeTiles, packs_blocks, weight_format
 from ostinato.runner.native.packed import (
     PackedWeight,
     Product,
-    allocate_tiles,
     padded_width,
     required_library,
 )
@@ -273,16 +273,15 @@ class QuantizedWeight(PackedWeight):
         self.is_in_blocks = are_rows_integers and packs_blocks()
         num_tiles = -(-self.num_rows // TILE_OUTPUTS)
         tile_bytes = TILE_OUTPUTS * padded_width(self.num_columns) * format.bits // 8
-        tiles = allocate_tiles(num_tiles * tile_bytes, torch.uint8)
-        self._tiles = tiles.view(num_tiles, tile_bytes)
+        self._tiles = zeros((num_tiles, tile_bytes), torch.uint8)
         if self.num_rows % TILE_OUTPUTS:
             self._tiles[-1] = format.zero * (17 if format.bits == 4 else 1)
         num_groups = format.num_groups(self.num_columns)
         memory_shape = scales_shape(num_tiles, num_groups, format.group_size, scale_dtype)
-        self._scales = torch.zeros(memory_shape, dtype=scale_dtype)
-        self._minima = torch.zeros_like(self._scales) if format.has_minima else None
+        self._scales = zeros(memory_shape, scale_dtype)
+        self._minima = zeros(memory_shape, scale_dtype) if format.has_minima else None
         groups = num_tiles, num_groups, TILE_OUTPUTS
-        self._zeros = torch.zeros(groups, dtype=torch.int8) if format.has_zeros else None
+        self._zeros = zeros(groups, torch.int8) if format.has_zeros else None
         self._order = None
 
     def _memory(self) -> CodeTiles:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.runner.huge_pages import expect_block, into_huge_pages
+from ostinato.runner.huge_pages import zeros
 from ostinato.runner.native.ctypes_api import DTYPES, int32s, int64s, pointers
 from ostinato.runner.native.library import library
 
@@ -56,14 +56,6 @@ def required_library() -> ctypes.CDLL:
     native = library()
     assert native is not None, "weights are packed only where the native library is"
     return native
-
-
-def allocate_tiles(size: int, dtype: torch.dtype) -> Tensor:
-    """Return that many zeros, in huge pages if they fill any."""
-    expect_block(size * dtype.itemsize)
-    tiles = torch.zeros(size, dtype=dtype)
-    into_huge_pages(tiles.data_ptr(), tiles.nbytes)
-    return tiles
 
 
 class Matrix(ctypes.Structure):
@@ -122,7 +114,7 @@ class PackedWeight:
         self.num_columns = parts[0].shape[1]
         self.dtype = parts[0].dtype
         size = packed_size(self.num_rows, self.num_columns)
-        self._tiles = allocate_tiles(size, self.dtype) if tiles is None else tiles
+        self._tiles = zeros((size,), self.dtype) if tiles is None else tiles
         assert self._tiles.shape == (size,) and self._tiles.dtype == self.dtype, size
         first = 0
         for part in parts:

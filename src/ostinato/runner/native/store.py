@@ -14,16 +14,14 @@ No Python code depends on this layout.
 """
 
 import ctypes
-import mmap
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from ctypes import byref
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.runner.huge_pages import map_memory
 from ostinato.runner.kv.kv_codes import decode, row_bytes
 from ostinato.runner.kv.kv_store import Bytes, KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Ints, Slots, fill_rows
@@ -195,13 +193,7 @@ class NativeKVStore(KVStore):
         dims = [(one.num_kv_heads, dim) for one in kept for dim in (one.key_dim, one.value_dim)]
         num_heads = sum(heads for heads, dim in dims if row_bytes(dim, self.dtype) == size)
         num_bytes = max(1, self.num_slots * num_heads * size)
-        try:
-            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise MemoryError(f"{num_bytes:,} bytes") from error
-        with suppress(OSError, AttributeError):  # without huge pages (macOS), small ones are used
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        content = np.frombuffer(memory, dtype=np.uint8)
+        content = map_memory(num_bytes)
         self._areas.append(Area(content.ctypes.data, num_bytes, max(1, num_heads)))
         shape = num_heads, self.num_blocks + 1, size * self.block_size
         return content[: num_heads * self.num_slots * size].reshape(shape)

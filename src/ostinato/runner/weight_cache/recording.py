@@ -6,7 +6,7 @@ file: a first start keeps no more memory of its own than a second one.
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
@@ -101,9 +101,12 @@ class Recorder:
 
         Effects: waits for the one before it. No program may point to a weight before ``wait``.
         """
+        self._on_thread(lambda: self._keep(name, weight))
+
+    def _on_thread(self, write: Callable[[], None]) -> None:
         self.wait()
         if self._thread is not None and self._writer is not None:
-            self._written = self._thread.submit(self._keep, name, weight)
+            self._written = self._thread.submit(write)
 
     def wait(self) -> None:
         """Wait until all that was packed is written and mapped."""
@@ -119,13 +122,15 @@ class Recorder:
             weight.use_memory(mapped)
 
     def add_embedding(self, model: "PreTrainedModel") -> None:
-        """Write the embedding, the largest weight that is not packed, and map it likewise."""
+        """Write the embedding, the largest weight that is not packed, and map it, likewise."""
         embedding = model.get_input_embeddings()
         name = next(name for name, module in model.named_modules() if module is embedding)
         if isinstance(embedding, BlockEmbedding):
             self._blocks[f"{name}.weight"] = embedding.kind
         self._embedding = embedding
-        _move(embedding, self._add(f"{name}.weight", _memory_of(embedding)))
+        self._on_thread(
+            lambda: _move(embedding, self._add(f"{name}.weight", _memory_of(embedding)))
+        )
 
     def add_encoder(self, model: "PreTrainedModel") -> None:
         """Write the weights of its encoder, the only ones that were read, and map them."""
