@@ -7,7 +7,8 @@ learned apart:
   share a cell, which keeps the newest; its median counts, and cells count alike, whatever runs at
   the moment. Outliers change nothing, nor does an hour in which nothing but decodes is measured.
 * *Pace* is the machine's of this minute: the median ratio of the newest steps to earlier ones of
-  about the same work. Cells keep times without it, and all prices are multiplied by it.
+  about the same work. Cells keep times without it, and all prices are multiplied by it. It is 1 at
+  least: steps that became faster were measured in a slow minute, and others may not have been.
 
 What was never measured has a predicted price and a bound. A step that is in no kind of work more
 than ``n`` times as much as a measured one, ``n`` at least 1, takes at most ``n`` times as long: so
@@ -37,7 +38,7 @@ FIT_EVERY_S = 0.5
 kinds of steps are measured; a fit takes about half a millisecond."""
 
 PACE_STEPS, STEADY = 9, 1.25
-"""Newest steps whose ratios tell the pace, and the factor within which it counts as 1."""
+"""Newest steps whose ratios tell the pace, and the factor up to which it counts as 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class LearnedPrices:
         expected_s = cell.seconds * self._steady.seconds(work) / self._steady.seconds(cell.work)
         self._ratios.append(seconds / expected_s)
         pace = median_low(self._ratios)
-        self.pace = 1.0 if 1 / STEADY < pace < STEADY else pace
+        self.pace = pace if pace > STEADY else 1.0
 
     def _fit(self) -> None:
         if len(self._cells) < 3:
