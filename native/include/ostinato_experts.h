@@ -48,7 +48,10 @@ OST_EXPORT void ost_route(const ost_routing *routing);
  * `inner` gates, then as many ups; `inner` is a multiple of 32. gate_up and down describe the first
  * expert; their inputs, outputs and num_rows are not used. If inputs have an order, each expert has one,
  * after that of the expert before. A row's sum is in float, over its experts in
- * ascending order, so that it does not depend on the rows beside it. */
+ * ascending order, so that it does not depend on the rows beside it.
+ *
+ * Adapters update both products of their rows as ost_lora says, in float32 and bfloat16: of a group's
+ * layers, those from adapter_layer on are of each expert's gate_up, and those after them of each down. */
 typedef struct ost_experts {
   ost_matrix inputs;      /* (num_rows, gate_up.num_inputs), any format */
   ost_matrix outputs;     /* (num_rows, down.num_outputs) */
@@ -63,6 +66,8 @@ typedef struct ost_experts {
   float alpha;
   float limit;
   int32_t num_threads;
+  const ost_lora_step *adapters; /* rows of which are those of this call; null for none */
+  int64_t adapter_layer;
 } ost_experts;
 
 OST_EXPORT void ost_run_experts(const ost_experts *op);

@@ -307,6 +307,8 @@ typedef struct ost_lora_part {
   int64_t first_output; /* where its outputs begin among those of a joined product */
   int32_t num_outputs;
   int32_t rank;
+  int32_t first_own; /* ranks of its own, where several updates of up to 32 ranks share a tile; the */
+  int32_t num_own;   /* others are none of it. 0: all are its own */
   float scale;
 } ost_lora_part;
 

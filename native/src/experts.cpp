@@ -9,13 +9,19 @@
 //     down       likewise                                            (pairs, width)
 //     add        stripes of columns: weight * down to the sums of the pair's row, in the order of experts
 //
+// After gate_up and down, the updates of adapters are added to pairs of their rows: of an expert's pairs,
+// those of one adapter are neighbours.
+//
 // So all threads compute on all experts, and no row's sum depends on rows beside it.
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "experts_kernels.h"
 #include "formats.h"
+#include "lora.h"
 #include "scale_tiles.h"
 #include "scratch.h"
 #include "weight_tiles.h"
@@ -104,6 +110,12 @@ struct Buffers {
   float *sums;
 };
 
+// Pairs first .. first + count - 1 of a chunk are an expert's, of rows of one adapter.
+struct AdaptedPairs {
+  int64_t expert, first, count;
+  const ost_lora_group *adapter;
+};
+
 struct Chunk {
   const ost_experts *op;
   const Buffers *buffers;
@@ -113,6 +125,7 @@ struct Chunk {
   bool begins, ends;
   Gating gating;
   Products gate_up, down;
+  std::vector<LoraBlocks> updates;  // of gate_up and of down, or none
 
   int64_t row_of(int64_t pair) const { return order[pair] / op->top_k; }
   int64_t bytes() const { return bytes_of(op->gate_up.dtype); }
@@ -127,7 +140,7 @@ struct Chunk {
     ost_product p = of_expert(op->gate_up, group.expert);
     p.num_rows = static_cast<int32_t>(group.count);
     p.inputs = {moved(buffers->gathered, first * row_bytes()), op->gate_up.num_inputs};
-    if (group.count == 1) p.inputs.data = const_cast<void *>(given(first));
+    if (group.count == 1 && updates.empty()) p.inputs.data = const_cast<void *>(given(first));
     p.outputs = {moved(buffers->gate_up, first * 2 * inner * bytes()), 2 * inner};
     gate_up.products.push_back(p);
     p = of_expert(op->down, group.expert);
@@ -137,12 +150,39 @@ struct Chunk {
     down.products.push_back(p);
   }
 
+  // `places` are 0, 1 and so on: pairs of a chunk are rows of its buffers.
+  void add_updates(const std::vector<AdaptedPairs> &adapted, const int64_t *places) {
+    if (adapted.empty()) return;
+    std::vector<ost_lora_group> groups;
+    for (const AdaptedPairs &own : adapted)
+      groups.push_back({places + own.first, own.count,
+                        own.adapter->layers + op->adapter_layer + own.expert});
+    const ost_lora_step step{groups.data(), static_cast<int64_t>(groups.size())};
+    const int64_t inner = gating.inner, width = op->gate_up.num_inputs;
+    ost_lora lora{{buffers->gathered, width}, {buffers->gate_up, 2 * inner}, &step, 0, 0, num_pairs,
+                  static_cast<int32_t>(width), op->gate_up.dtype, op->num_threads};
+    updates.emplace_back(lora);
+    lora.inputs = {buffers->gated, inner};
+    lora.outputs = {buffers->down, down_stride()};
+    lora.layer = op->num_experts;
+    lora.num_inputs = static_cast<int32_t>(inner);
+    updates.emplace_back(lora);
+  }
+
   void add_works(std::vector<Work> &works) {
-    const bool is_gathered = static_cast<int64_t>(gate_up.products.size()) < num_pairs;
+    const bool is_gathered =
+        !updates.empty() || static_cast<int64_t>(gate_up.products.size()) < num_pairs;
+    const auto update = [&](size_t which) {
+      if (updates.empty()) return;
+      works.push_back(updates[which].down());
+      works.push_back(updates[which].up());
+    };
     if (is_gathered) works.push_back({this, gather, num_pairs, kGatheredAtOnce});
     works.push_back(gate_up.work());
+    update(0);
     works.push_back({this, gate, num_pairs, 1});
     works.push_back(down.work());
+    update(1);
     works.push_back({this, add, round_up(op->down.num_outputs, kStripe) / kStripe, 1});
   }
 
@@ -196,6 +236,7 @@ class Mixture {
       chunks_[i].begins = i == 0;
       chunks_[i].ends = i + 1 == chunks_.size();
     }
+    share_sums();
   }
 
   void run() {
@@ -215,12 +256,55 @@ class Mixture {
       places[expert + 1] += places[expert];
     }
     order_.resize(static_cast<size_t>(num_pairs));
-    shares_.resize(static_cast<size_t>(num_pairs));
-    for (int64_t pair = 0; pair < num_pairs; ++pair) {
-      const int64_t place = places[op_.experts[pair]]++;
-      order_[place] = pair;
-      shares_[place] = {pair / op_.top_k, op_.weights[pair]};
+    for (int64_t pair = 0; pair < num_pairs; ++pair) order_[places[op_.experts[pair]]++] = pair;
+    if (op_.adapters != nullptr) sort_by_adapter();
+    for (const int64_t pair : order_) shares_.push_back({pair / op_.top_k, op_.weights[pair]});
+  }
+
+  void sort_by_adapter() {
+    adapter_of_.resize(static_cast<size_t>(op_.num_rows));
+    for (int64_t i = 0; i < op_.adapters->num_groups; ++i) {
+      const ost_lora_group &group = op_.adapters->groups[i];
+      for (int64_t row = 0; row < group.num_rows; ++row) adapter_of_[group.rows[row]] = &group;
     }
+    const std::less<const ost_lora_group *> before;
+    for (const Group &group : groups_)
+      std::stable_sort(order_.begin() + group.first, order_.begin() + group.first + group.count,
+                       [&](int64_t a, int64_t b) { return before(adapter_of(a), adapter_of(b)); });
+    places_.resize(order_.size());
+    std::iota(places_.begin(), places_.end(), 0);
+  }
+
+  const ost_lora_group *adapter_of(int64_t pair) const { return adapter_of_[pair / op_.top_k]; }
+
+  // Updates of one product are read before the next one's are written: they share the memory.
+  void share_sums() {
+    int64_t most = 0;
+    for (const Chunk &chunk : chunks_)
+      for (const LoraBlocks &each : chunk.updates) most = std::max(most, each.sums_bytes());
+    if (most == 0) return;
+    void *const sums = sums_scratch(most);
+    for (Chunk &chunk : chunks_)
+      for (LoraBlocks &each : chunk.updates) each.keep_sums_in(sums);
+  }
+
+  // Pairs of a chunk whose rows have an adapter that changes their expert.
+  std::vector<AdaptedPairs> adapted(int64_t first_group, int64_t last_group) const {
+    std::vector<AdaptedPairs> adapted;
+    if (op_.adapters == nullptr) return adapted;
+    const int64_t start = groups_[first_group].first;
+    for (int64_t i = first_group; i < last_group; ++i) {
+      const Group &own = groups_[i];
+      for (int64_t pair = own.first, end; pair < own.first + own.count; pair = end) {
+        const ost_lora_group *const adapter = adapter_of(order_[pair]);
+        for (end = pair; end < own.first + own.count && adapter_of(order_[end]) == adapter;) ++end;
+        if (adapter == nullptr) continue;
+        const ost_lora_layer *const layers = adapter->layers + op_.adapter_layer + own.expert;
+        if (layers[0].num_parts + layers[op_.num_experts].num_parts > 0)
+          adapted.push_back({own.expert, pair - start, end - pair, adapter});
+      }
+    }
+    return adapted;
   }
 
   void reserve(int64_t pairs) {
@@ -244,6 +328,7 @@ class Mixture {
     chunk.num_pairs = groups_[last_group - 1].first + groups_[last_group - 1].count - first;
     chunk.gating = {buffers_.gate_up, buffers_.gated,   op_.gate_up.num_outputs / 2, op_.gate_up.dtype,
                     op_.activation,   op_.alpha, op_.limit};
+    chunk.add_updates(adapted(first_group, last_group), places_.data());
     for (int64_t i = first_group; i < last_group; ++i)
       chunk.add_expert(groups_[i], groups_[i].first - first);
   }
@@ -253,6 +338,8 @@ class Mixture {
   std::vector<Group> groups_;
   std::vector<int64_t> order_;
   std::vector<Share> shares_;
+  std::vector<const ost_lora_group *> adapter_of_;  // of rows; null for none
+  std::vector<int64_t> places_;
   std::vector<Chunk> chunks_;
 };
 

@@ -49,6 +49,16 @@ void multiply(const ost_product &product) {
   work.compute(work.record, 0, work.num_units);
 }
 
+// Sums of ranks that are other updates' become zero, so that a shared tile of up adds nothing of them.
+void keep_own_ranks(const ost_lora_part &part, const ost_matrix &sums, int32_t num_rows, int64_t size) {
+  const int64_t end = part.first_own + part.num_own;
+  for (int32_t i = 0; i < num_rows; ++i) {
+    char *const row = row_of(sums, i, size);
+    std::memset(row, 0, static_cast<size_t>(part.first_own * size));
+    std::memset(row + end * size, 0, static_cast<size_t>((kTileOutputs - end) * size));
+  }
+}
+
 }  // namespace
 
 LoraBlocks::LoraBlocks(const ost_lora &op) : op_(op) {
@@ -119,6 +129,7 @@ void LoraBlocks::compute_down(int64_t unit) const {
   own.outputs.data = row_of(own.outputs, 0, size) + piece.index * kTileOutputs * size;
   own.num_outputs = kTileOutputs;
   multiply(own);
+  if (piece.part->num_own > 0) keep_own_ranks(*piece.part, own.outputs, own.num_rows, size);
 }
 
 // Some outputs of a block, which are added to what the base model's product left.

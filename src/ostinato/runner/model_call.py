@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from ostinato.runner.adapters.lora import LoraAdapter, StepAdapters
-from ostinato.runner.adapters.lora_updates import add_updates
+from ostinato.runner.adapters.lora import StepAdapters
+from ostinato.runner.adapters.module_updates import hook_updates
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
 from ostinato.runner.heads import HiddenRows
 from ostinato.runner.inputs import Ints
@@ -71,7 +71,7 @@ class ModelCall:
                 width); None adds nothing.
             hidden: Takes the input of the head; None keeps none.
 
-        Effects: adds hooks to the linear layers that an adapter changes for the first time, and to
+        Effects: adds hooks to the modules that an adapter changes for the first time, and to
             the layers whose output is added to.
         """
         keywords: dict[str, Any] = {} if step is None else {STEP_KEYWORD: step}
@@ -84,8 +84,7 @@ class ModelCall:
             keywords["input_ids"] = self.tensor(input_ids)[None]
         else:
             keywords["inputs_embeds"] = vectors[None]
-        for segment in () if adapters is None else adapters.segments:
-            self._hook_linears(segment.adapter)
+        self._hook_adapted(adapters)
         if later is not None:
             self._hook_layers(len(later))
         self._step, self._adapters, self._later = step, adapters, later
@@ -111,8 +110,7 @@ class ModelCall:
 
         Effects: adds hooks as ``__call__`` does.
         """
-        for segment in () if adapters is None else adapters.segments:
-            self._hook_linears(segment.adapter)
+        self._hook_adapted(adapters)
         self._step, self._adapters = step, adapters
         try:
             yield
@@ -135,22 +133,13 @@ class ModelCall:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return inputs, keywords if self._step is None else {**keywords, STEP_KEYWORD: self._step}
 
-    def _hook_linears(self, adapter: LoraAdapter) -> None:
-        """Add a hook for updates to each linear layer that an adapter changes."""
-        for name in adapter.layers.keys() - self._adapted:
-            module = self.model.get_submodule(name)
-            module.register_forward_hook(partial(self._with_updates, name))
-            self._adapted.add(name)
-
-    def _with_updates(
-        self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
-    ) -> Tensor:
-        if self._adapters is None:
-            return output
-        rows = output.reshape(-1, output.shape[-1])
-        read = inputs[0].reshape(len(rows), -1)
-        add_updates(name, read, rows, self._adapters)
-        return rows.view(output.shape)
+    def _hook_adapted(self, adapters: StepAdapters | None) -> None:
+        """Add a hook for updates to each module that an adapter changes."""
+        for segment in () if adapters is None else adapters.segments:
+            for name in segment.adapter.modules.keys() - self._adapted:
+                module = self.model.get_submodule(name)
+                hook_updates(name, module, segment.adapter, lambda: self._adapters)
+                self._adapted.add(name)
 
     def _hook_layers(self, number: int) -> None:
         """Add a hook to each of the first layers that adds the vectors of a call."""

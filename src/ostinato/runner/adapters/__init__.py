@@ -5,5 +5,7 @@ Files in reading order:
 * ``lora``: assigns LoRA updates to the rows of a step
 * ``lora_updates``: adds LoRA updates to the outputs of linear layers
 * ``lora_config``: reads and checks an adapter's config
-* ``lora_files``: loads an adapter of ``peft``, and checks that it fits the model
+* ``lora_targets``: finds what an adapter changes in a model
+* ``lora_files``: loads an adapter of ``peft``
+* ``module_updates``: adds LoRA updates to modules that are called
 """

@@ -9,18 +9,28 @@ base weights do not change, so the rows of a step may have different adapters or
 
 An activated adapter (aLoRA, arXiv 2512.17910) starts at its invocation: rows before are the base
 model's.
+
+An update of one expert is called ``model.layers.0.mlp.experts[3].gate_up_proj``.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ostinato.core.plan import StepPlan
 from ostinato.runner.huge_pages import zeros
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.packed import PackedWeight, packed_size
+
+TILE_RANKS = 32
+"""Ranks of a tile of packed factors."""
+
+_EXPERT = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,27 +51,70 @@ class LoraLayer:
         """Add the update of some rows to the layer's outputs, in place, in torch."""
         outputs[rows] += (inputs[rows] @ self.down.T) @ self.up.T * self.scale
 
+    def weight(self) -> Tensor:
+        """Return what the update adds to the layer's weight, shape (out_features, in_features)."""
+        return self.up @ self.down * self.scale
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLoraLayer:
     """The update of one linear layer in the memory layout of the native library.
 
-    Ranks are rounded up to multiples of 32, so a lower rank takes as much memory.
+    Ranks are rounded up to multiples of 32, so a lower rank takes as much memory; experts share a
+    tile of 32, of which each has some.
+
+    Attributes:
+        down: Shape (rank, in_features), of all that share it.
+        up: Shape (out_features, rank).
+        scale: Factor of the update.
+        first_own: The first of its ranks.
+        num_own: How many it has; 0 for all, also those that fill the tile up.
     """
 
     down: PackedWeight
     up: PackedWeight
     scale: float
+    first_own: int = 0
+    num_own: int = 0
 
 
 def pack_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PackedLoraLayer]:
-    """Return packed updates, in one block of huge pages."""
-    factors = [factor for layer in layers.values() for factor in (layer.down, layer.up)]
-    sizes = [packed_size(*factor.shape) for factor in factors]
-    tiles = zeros((sum(sizes),), factors[0].dtype).split(sizes)
-    packed = [PackedWeight([factor], own) for factor, own in zip(factors, tiles, strict=True)]
-    pairs = zip(layers, packed[::2], packed[1::2], strict=True)
-    return {name: PackedLoraLayer(down, up, layers[name].scale) for name, down, up in pairs}
+    """Return packed updates, in one block of huge pages for each dtype."""
+    packed: dict[str, PackedLoraLayer] = {}
+    for dtype in {layer.down.dtype: None for layer in layers.values()}:
+        shares = _tile_shares(
+            {n: layer for n, layer in layers.items() if layer.down.dtype == dtype}
+        )
+        factors: list[Tensor] = []
+        for names in shares:
+            factors.append(torch.cat([layers[name].down for name in names]))
+            factors.append(torch.cat([layers[name].up for name in names], 1))
+        sizes = [packed_size(*factor.shape) for factor in factors]
+        tiles = zeros((sum(sizes),), dtype).split(sizes)
+        own = [PackedWeight([factor], each) for factor, each in zip(factors, tiles, strict=True)]
+        for names, down, up in zip(shares, own[::2], own[1::2], strict=True):
+            first = 0
+            for name in names:
+                rank = len(layers[name].down)
+                place = (first, rank) if len(names) > 1 else (0, 0)
+                packed[name] = PackedLoraLayer(down, up, layers[name].scale, *place)
+                first += rank
+    return packed
+
+
+def _tile_shares(layers: Mapping[str, LoraLayer]) -> list[list[str]]:
+    """Return which updates share tiles: of experts of a layer, as many as fit."""
+    shares: list[list[str]] = []
+    ranks: dict[str, int] = {}
+    last: dict[str, list[str]] = {}
+    for name, layer in layers.items():
+        kind, rank = _EXPERT.sub("", name), len(layer.down)
+        if kind not in last or ranks[kind] + rank > TILE_RANKS:
+            shares.append([])
+            last[kind], ranks[kind] = shares[-1], 0
+        last[kind].append(name)
+        ranks[kind] += rank
+    return shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +124,7 @@ class LoraAdapter:
     Attributes:
         digest: SHA-256 over all that its results depend on; not its name and path.
         rank: Maximum rank of its layers.
-        layers: Updates by the name of the model's linear layer.
+        layers: Updates by the name of the model's linear layer, router or expert.
         invocation: Token ids that activate it (aLoRA); empty if it applies to whole sequences.
         num_bytes: Memory of its weights.
     """
@@ -81,6 +134,11 @@ class LoraAdapter:
     layers: Mapping[str, LoraLayer | PackedLoraLayer]
     invocation: tuple[int, ...]
     num_bytes: int
+
+    @cached_property
+    def modules(self) -> Mapping[str, LoraLayer | PackedLoraLayer]:
+        """The modules that it changes by name, each with one of its updates."""
+        return {name.partition("[")[0]: layer for name, layer in self.layers.items()}
 
 
 @dataclass(frozen=True, slots=True)

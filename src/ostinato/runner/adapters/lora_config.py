@@ -22,7 +22,6 @@ _UNSERVED: Mapping[str, str] = {
     "modules_to_save": "whole modules that were trained beside it are not served",
     "lora_bias": "biases of adapters are not served",
     "layer_replication": "replicated layers are not served",
-    "target_parameters": "adapters of single parameters, such as experts, are not served",
     "trainable_token_indices": "retrained token embeddings are not served",
     "use_qalora": "QA-LoRA is not served",
     "use_bdlora": "block-diagonal LoRA is not served",
@@ -52,6 +51,7 @@ class LoraConfig:
         use_rslora: Whether alpha is divided by the square root of the rank instead.
         base: Name of the base model, for messages.
         invocation: Token ids that activate the adapter; empty if it always applies.
+        parameters: Suffixes of the names of parameters that it targets, rather than of layers.
     """
 
     rank: int
@@ -61,9 +61,14 @@ class LoraConfig:
     use_rslora: bool
     base: str
     invocation: tuple[int, ...]
+    parameters: tuple[str, ...] = ()
+
+    def targets(self, parameter: str) -> bool:
+        """Whether a parameter of the model is a target by its own name, as in ``peft``."""
+        return any(f".{parameter}".endswith(f".{own}") for own in self.parameters)
 
     def rank_of(self, layer: str) -> int:
-        """Return a layer's rank."""
+        """Return the rank of a layer or a parameter."""
         return int(_of_pattern(self.ranks, layer, self.rank))
 
     def scale_of(self, layer: str) -> float:
@@ -89,6 +94,7 @@ def read_config(folder: Path, vocab_size: int) -> LoraConfig:
         use_rslora=bool(config.get("use_rslora")),
         base=f"{config.get('base_model_name_or_path')!r:.80}",
         invocation=_invocation(folder, config.get("alora_invocation_tokens"), vocab_size),
+        parameters=tuple(map(str, config.get("target_parameters") or ())),
     )
 
 

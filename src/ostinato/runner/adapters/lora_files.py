@@ -1,7 +1,7 @@
 """Reads a LoRA adapter from a directory of ``peft`` and checks it against the model.
 
 ``adapter_config.json`` is its config (``lora_config``), and ``adapter_model.safetensors`` has
-``lora_A`` and ``lora_B`` of each linear layer. All is read and checked before anything changes.
+``lora_A`` and ``lora_B`` of each layer. All is read and checked before anything changes.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
 from ostinato.core.errors import RequestError
 from ostinato.runner.adapters.lora import LoraAdapter, LoraLayer, PackedLoraLayer, pack_layers
-from ostinato.runner.adapters.lora_config import WEIGHTS_FILE, LoraConfig, read_config
+from ostinato.runner.adapters.lora_config import WEIGHTS_FILE, read_config
+from ostinato.runner.adapters.lora_targets import BaseModel
 from ostinato.runner.adapters.lora_updates import can_pack
 
 if TYPE_CHECKING:
@@ -62,8 +62,12 @@ def read_adapter(path: str | Path, model: "PreTrainedModel", limits: LoraLimits)
     folder = Path(path)
     config = read_config(folder, model.get_input_embeddings().num_embeddings)
     pairs = _read_pairs(folder, limits)
-    base = _BaseModel(model)
-    layers = {name: base.layer(folder, name, pairs[name], config) for name in sorted(pairs)}
+    base, layers = BaseModel(model, folder, config), dict[str, LoraLayer]()
+    for name in sorted(pairs):
+        own = base.layers(name, pairs[name])
+        if twice := own.keys() & layers:
+            raise RequestError(f"adapter {str(folder)!r} changes {min(twice)!r:.200} twice")
+        layers |= own
     rank = max(len(layer.down) for layer in layers.values())
     if rank > limits.max_rank:
         raise RequestError(
@@ -71,10 +75,11 @@ def read_adapter(path: str | Path, model: "PreTrainedModel", limits: LoraLimits)
             "raise max_lora_rank"
         )
     digest = _digest(layers, config.invocation)
-    kept: Mapping[str, LoraLayer | PackedLoraLayer] = layers
+    kept: dict[str, LoraLayer | PackedLoraLayer] = {**layers}
     if can_pack(model.dtype, model.device):
-        kept = pack_layers(layers)
-    num_bytes = sum(layer.down.nbytes + layer.up.nbytes for layer in kept.values())
+        kept |= pack_layers({name: layer for name, layer in layers.items() if base.packs(name)})
+    factors = {id(own): own for layer in kept.values() for own in (layer.down, layer.up)}
+    num_bytes = sum(own.nbytes for own in factors.values())
     _check_bytes(folder, num_bytes, limits)
     return LoraAdapter(digest, rank, kept, config.invocation, num_bytes)
 
@@ -87,7 +92,7 @@ def _read_pairs(folder: Path, limits: LoraLimits) -> dict[str, dict[str, Tensor]
         match = _KEY.fullmatch(key.removeprefix(_PREFIX))
         if match is None or not key.startswith(_PREFIX):
             raise RequestError(
-                f"{path}: tensor {key!r:.200} is no lora_A or lora_B of a linear layer, and "
+                f"{path}: tensor {key!r:.200} is no lora_A or lora_B of a layer, and "
                 "nothing else is served"
             )
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
@@ -119,62 +124,6 @@ def _read_tensors(folder: Path, path: Path, limits: LoraLimits) -> dict[str, Ten
             f"adapter {str(folder)!r}: no readable {WEIGHTS_FILE} ({error}); pickled weights are "
             "not read"
         ) from None
-
-
-class _BaseModel:
-    """The layers of a model that adapters may change."""
-
-    def __init__(self, model: "PreTrainedModel") -> None:
-        """Collect them by name."""
-        self._model = model
-        self._modules = dict(model.named_modules())
-        self._decoder = set(model.get_decoder().modules())
-
-    def layer(
-        self, folder: Path, name: str, pair: dict[str, Tensor], config: LoraConfig
-    ) -> LoraLayer:
-        """Check one layer's update against the model's layer of that name."""
-        size = self._size(folder, name, config)
-        if pair.keys() != {"lora_A", "lora_B"}:
-            raise RequestError(f"adapter {str(folder)!r}: {name} has {min(pair)} alone")
-        down, up = pair["lora_A"], pair["lora_B"]
-        rank = down.shape[0] if down.ndim == 2 else 0
-        if not rank or down.shape != (rank, size[0]) or up.shape != (size[1], rank):
-            raise RequestError(
-                f"adapter {str(folder)!r} is for another base model ({config.base}): its {name} is "
-                f"{tuple(down.shape)} and {tuple(up.shape)}, and the layer here has {size[0]} "
-                f"inputs and {size[1]} outputs"
-            )
-        if rank != config.rank_of(name):
-            raise RequestError(
-                f"adapter {str(folder)!r}: the weights of {name} have rank {rank}, and its config "
-                f"says {config.rank_of(name)}"
-            )
-        to = {"dtype": self._model.dtype, "device": self._model.device}
-        scale = config.scale_of(name)
-        return LoraLayer(down.to(**to).contiguous(), up.to(**to).contiguous(), scale)
-
-    def _size(self, folder: Path, name: str, config: LoraConfig) -> tuple[int, int]:
-        """Return inputs and outputs of the linear layer of a name."""
-        module, is_expert = self._modules.get(name), ".experts." in f".{name}."
-        if module is None and not is_expert:
-            raise RequestError(
-                f"adapter {str(folder)!r} changes {name!r:.200}, which the decoder here does not "
-                f"have: it is for another base model ({config.base}), or for what encodes images, "
-                "where adapters are not served"
-            )
-        is_served = module in self._decoder and not is_expert
-        if is_served and isinstance(module, Conv1D):
-            return module.weight.shape[0], module.weight.shape[1]
-        sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
-        if not is_served or not isinstance(sizes[0], int) or not isinstance(sizes[1], int):
-            kind = "an expert" if is_expert else f"a {type(module).__name__}"
-            raise RequestError(
-                f"adapter {str(folder)!r} targets {name!r:.200}, {kind}: adapters are served on "
-                "the decoder's linear layers, not on embeddings, experts, the output layer, or "
-                "what encodes images"
-            )
-        return sizes[0], sizes[1]
 
 
 def _check_bytes(folder: Path, num_bytes: int, limits: LoraLimits, what: str = "") -> None:

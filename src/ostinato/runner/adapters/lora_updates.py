@@ -11,7 +11,7 @@ up). An adapter's update of it has one part per layer, each with the columns tha
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +22,7 @@ from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import address_of
 from ostinato.runner.native.ctypes_api import floats, int32s, int64s, pointers
 from ostinato.runner.native.library import library
+from ostinato.runner.native.packed import required_library
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -32,7 +33,7 @@ class _Part(ctypes.Structure):
     _fields_ = (
         *pointers("down", "up"),
         *int64s("first_output"),
-        *int32s("num_outputs", "rank"),
+        *int32s("num_outputs", "rank", "first_own", "num_own"),
         *floats("scale"),
     )
 
@@ -42,7 +43,8 @@ class _Part(ctypes.Structure):
         assert isinstance(layer, PackedLoraLayer), "the library reads packed factors"
         down, up = layer.down, layer.up
         assert down.num_rows == up.num_columns, "one rank"
-        return cls(down.address, up.address, first_output, up.num_rows, down.num_rows, layer.scale)
+        own = layer.first_own, layer.num_own, layer.scale
+        return cls(down.address, up.address, first_output, up.num_rows, down.num_rows, *own)
 
 
 class _Layer(ctypes.Structure):
@@ -125,12 +127,24 @@ class LoraProduct(ctypes.Structure):
         )
 
 
-class AdapterUpdates:
-    """The updates of the products of one decoder, described once per adapter."""
+Joined = Sequence[tuple[str, int]]
+"""The linear layers that a product joins: name and first output."""
 
-    def __init__(self, products: Sequence[Sequence[tuple[str, int]]]) -> None:
-        """Take the linear layers that each product joins: name and first output."""
-        self._products = products
+
+class AdapterUpdates:
+    """The updates of the products of one decoder, described once per adapter.
+
+    Attributes:
+        places: The first product of each part, by the part's id.
+    """
+
+    def __init__(self, parts: Iterable[tuple[object, Sequence[Joined]]]) -> None:
+        """Take the products of each part, which the caller keeps alive."""
+        self.places: dict[int, int] = {}
+        self._products: list[Joined] = []
+        for part, products in parts:
+            self.places[id(part)] = len(self._products)
+            self._products += products
         self._known: WeakKeyDictionary[LoraAdapter, UpdateList] = WeakKeyDictionary()
 
     def groups_of(self, adapters: StepAdapters) -> list[tuple[Ints, UpdateList]]:
@@ -171,8 +185,12 @@ def add_updates(name: str, inputs: Tensor, outputs: Tensor, adapters: StepAdapte
             layer.add(inputs, outputs, torch.from_numpy(rows).to(inputs.device))
         elif layer is not None:
             groups.append((rows, UpdateList([[_Part.of(layer)]])))
-    native = library()
-    if groups and native is not None:
+    if groups:
         step = Groups()
         step.take(groups)
-        native.ost_ops_lora(ctypes.byref(LoraProduct.of(inputs, outputs, step)))
+        add_product(inputs, outputs, step, 0)
+
+
+def add_product(inputs: Tensor, outputs: Tensor, step: Groups, layer: int) -> None:
+    """Add the updates of one product of a step; see ``LoraProduct``."""
+    required_library().ost_ops_lora(ctypes.byref(LoraProduct.of(inputs, outputs, step, layer)))

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from ostinato.runner.experts.families import CLAMPED, activation_of
 from ostinato.runner.experts.routers import PackedRouter, Routing, family_of
-from ostinato.runner.experts.stack import ExpertStack, stacks_of
-from ostinato.runner.native.ctypes_api import DTYPES, floats, int32s, pointers
+from ostinato.runner.experts.stack import ExpertStack, padded, stacks_of
+from ostinato.runner.native.ctypes_api import DTYPES, floats, int32s, int64s, pointers
 from ostinato.runner.native.packed import (
     Matrix,
     PackedWeight,
@@ -39,7 +39,13 @@ class ExpertsRecord(ctypes.Structure):
         *int32s("num_rows", "num_experts", "top_k", "activation"),
         *floats("alpha", "limit"),
         *int32s("num_threads"),
+        *pointers("adapters"),
+        *int64s("adapter_layer"),
     )
+
+
+Adapters = tuple[ctypes.Structure, int]
+"""Rows of a step that adapters compute (``ost_lora_step``), and the first product of experts."""
 
 
 def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
@@ -150,18 +156,28 @@ class PackedExperts(nn.Module):
             return bias
         return torch.stack([part.stack.arranged(own) for own in bias.detach()]).contiguous()
 
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        top_k_index: Tensor,
+        top_k_weights: Tensor,
+        adapters: Adapters | None = None,
+    ) -> Tensor:
         """Return the weighted sum of each row's experts; see ``compute``."""
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        return self.compute(rows, top_k_index, top_k_weights).view(hidden_states.shape)
+        sums = self.compute(rows, top_k_index, top_k_weights, adapters)
+        return sums.view(hidden_states.shape)
 
-    def compute(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    def compute(
+        self, rows: Tensor, experts: Tensor, weights: Tensor, adapters: Adapters | None = None
+    ) -> Tensor:
         """Return the weighted sum of each row's experts.
 
         Args:
             rows: Shape (num_rows, width), of the dtype of the weights.
             experts: Ids, int64, shape (num_rows, top_k), of a row all different.
             weights: Of that shape.
+            adapters: Updates of both products, see ``adapted_products``; not in float16.
 
         Returns:
             Shape (num_rows, width), a new tensor.
@@ -193,6 +209,8 @@ class PackedExperts(nn.Module):
             self.gating.alpha,
             self.gating.limit,
             torch.get_num_threads(),
+            None if adapters is None else ctypes.addressof(adapters[0]),
+            0 if adapters is None else adapters[1],
         )
         required_library().ost_run_experts(ctypes.byref(record))
         return outputs
@@ -230,6 +248,39 @@ class PackedExperts(nn.Module):
         others = {name: tensor for name, tensor in state_dict.items() if name not in own}
         super()._load_from_state_dict(others, prefix, *arguments)
         self.sync()
+
+
+def adapted_products(name: str, stacks: Mapping[str, ExpertStack]) -> list[list[tuple[str, int]]]:
+    """Return what an adapter may change of each expert's first product, and of each one's second.
+
+    Args:
+        name: Name of the experts.
+        stacks: Their weights by name.
+
+    Returns:
+        For each product, names of updates and their first outputs.
+    """
+    return [
+        [(f"{name}[{expert}].{part}", first) for part, first in parts.items()]
+        for weight, parts in first_outputs(stacks).items()
+        for expert in range(stacks[weight].num_experts)
+    ]
+
+
+def first_outputs(stacks: Mapping[str, ExpertStack]) -> dict[str, dict[str, int]]:
+    """Return what adapters may change of each weight, and where its rows begin in an expert's."""
+    gate_up, down = NAMES
+    ups = padded(stacks[gate_up].part_rows)
+    return {gate_up: {gate_up: 0, "gate_proj": 0, "up_proj": ups}, down: {down: 0}}
+
+
+def stacks_by_name(module: nn.Module | None) -> dict[str, ExpertStack]:
+    """Return the weights of experts, packed or not; empty if a module is none."""
+    if isinstance(module, PackedExperts):
+        return {name: part.stack for name, part in module.parts.items()}
+    if module is None or not is_experts(module):
+        return {}
+    return dict(zip(NAMES, stacks_of(module), strict=True))
 
 
 def is_experts(module: nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """Chooses the experts of each row, as the routers of ``transformers`` do, each row by itself."""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -131,14 +132,27 @@ class PackedRouter(nn.Module):
         """Pack the weight again, after it was replaced."""
         self._packed.replace(0, cast(Tensor, self.weight).detach())
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What logits are computed in."""
+        return self._packed.dtype
+
     def forward(
-        self, hidden_states: Tensor, correction: Tensor | None = None
+        self,
+        hidden_states: Tensor,
+        correction: Tensor | None = None,
+        edit: Callable[[Tensor, Tensor], None] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits, weights in float32, and experts, as the router does."""
+        """Return logits, weights in float32, and experts, as the router does.
+
+        ``edit`` gets the rows in ``dtype`` and their logits, and changes these before the choice.
+        """
         family = self.routing.family
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        bias = self._parameters.get("bias")
-        logits = self._packed.multiply(rows.to(self._packed.dtype), bias)
+        read, bias = rows.to(self.dtype), self._parameters.get("bias")
+        logits = self._packed.multiply(read, bias)
+        if edit is not None:
+            edit(read, logits)
         if family.correction:
             path, _, name = family.correction.rpartition(".")
             correction = cast(Tensor, getattr(self.get_submodule(path), name))

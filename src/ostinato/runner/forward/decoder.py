@@ -17,14 +17,21 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from ostinato.runner.adapters.lora_updates import Groups, add_product
 from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.experts.mixture import PackedExperts
+from ostinato.runner.experts.mixture import (
+    NAMES,
+    PackedExperts,
+    adapted_products,
+    stacks_by_name,
+)
 from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Embedding
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm
@@ -136,6 +143,7 @@ class Mixture:
 
     Attributes:
         block: The module that has both; they are there packed when a step is computed.
+        path: Its name in the model.
         router: The router's name in it.
         experts: That of the experts.
         correction: Name of the block's vector that the router gets; empty if it gets none.
@@ -145,6 +153,7 @@ class Mixture:
     """
 
     block: nn.Module
+    path: str
     router: str
     experts: str
     correction: str = ""
@@ -162,11 +171,27 @@ class Mixture:
         """Computes rows."""
         return cast(PackedExperts, self.block.get_submodule(self.experts))
 
-    def compute(self, rows: Tensor) -> Tensor:
-        """Return the weighted sums of the chosen experts of rows, of the same shape."""
+    def compute(self, rows: Tensor, step: Groups | None = None, place: int = 0) -> Tensor:
+        """Return the weighted sums of the chosen experts of rows, of the same shape.
+
+        Args:
+            rows: Shape (num_rows, width).
+            step: Rows that adapters compute; None is none.
+            place: Which product is the first of ``joined``.
+        """
         correction = getattr(self.block, self.correction) if self.correction else None
-        _, weights, chosen = self.packed_router(rows, correction)
-        return self.packed_experts.compute(rows, chosen, weights)
+        experts, edit = self.packed_experts, None
+        if step is not None:
+            router = place + 2 * experts.parts[NAMES[0]].stack.num_experts
+            edit = partial(add_product, step=step, layer=router)
+        _, weights, chosen = self.packed_router(rows, correction, edit)
+        return experts.compute(rows, chosen, weights, None if step is None else (step, place))
+
+    def joined(self) -> list[list[tuple[str, int]]]:
+        """Return what adapters may change: the experts' products, and the router."""
+        experts = f"{self.path}.{self.experts}"
+        products = adapted_products(experts, stacks_by_name(self.packed_experts))
+        return [*products, [(f"{self.path}.{self.router}", 0)]]
 
 
 Part = Attention | FeedForward | Mixture | Call
@@ -242,6 +267,14 @@ class Decoder:
             elif isinstance(part, Mixture) and part.shared is not None:
                 yield from (part.shared.gate_up, part.shared.down)
                 yield from () if part.shared_gate is None else (part.shared_gate,)
+
+    def adapted(self) -> Iterator[tuple[object, list[list[tuple[str, int]]]]]:
+        """Yield what adapters may change, each with the linear layers of its products."""
+        for projection in self.projections():
+            yield projection, [projection.joined()]
+        for part in self.parts():
+            if isinstance(part, Mixture):
+                yield part, part.joined()
 
     @property
     def calls(self) -> tuple[Call, ...]:

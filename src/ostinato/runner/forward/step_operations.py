@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.runner.adapters.lora import StepAdapters
-from ostinato.runner.adapters.lora_updates import LoraProduct
+from ostinato.runner.adapters.lora_updates import Groups, LoraProduct
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.decoder import (
@@ -87,7 +87,6 @@ class StepOperations:
     ) -> None:
         """Build them; ``calls`` passes a step to modules that are called."""
         self._decoder, self._calls, self._arena, self._arguments = decoder, calls, arena, arguments
-        self._places = {id(each): i for i, each in enumerate(decoder.projections())}
         self._width = decoder.head.weight.num_columns
         self._pending: list[_Addend] = []
         self._on_logit_rows = False
@@ -185,9 +184,10 @@ class StepOperations:
     def _mixture(self, part: Mixture, inputs: Tensor, name: str) -> Output:
         """Yield the experts; ``inputs`` are the first chunk of a buffer for all rows."""
         rows, output = self._arena.whole(inputs), self._rows(f"mixed {name}", self._width)
+        updates = None if self._arguments.lora is None else self._adapted(part)
 
         def run(num_rows: int) -> None:
-            output[:num_rows] = part.compute(rows[:num_rows])
+            output[:num_rows] = part.compute(rows[:num_rows], *(updates or ()))
 
         yield self._at(PythonCall(run))
         mixed, gates = output[: self._arena.rows_per_chunk], None
@@ -307,9 +307,14 @@ class StepOperations:
 
     def _updates(self, projection: Projection, inputs: Tensor, outputs: Tensor) -> LoraProduct:
         """Describe the adapters' updates of a product."""
-        arguments = self._arguments
-        step = arguments.logit_row_groups if self._on_logit_rows else arguments.all_row_groups
-        return LoraProduct.of(inputs, outputs, step, self._places[id(projection)])
+        return LoraProduct.of(inputs, outputs, *self._adapted(projection))
+
+    def _adapted(self, part: Projection | Mixture) -> tuple[Groups, int]:
+        """Return the rows of adapters, and the place of a part's first product."""
+        own = self._arguments
+        assert own.lora is not None, "a step with adapters"
+        rows = own.logit_row_groups if self._on_logit_rows else own.all_row_groups
+        return rows, own.lora.places[id(part)]
 
     def _product_into(
         self, projection: Projection, inputs: Tensor, name: str, for_all: bool

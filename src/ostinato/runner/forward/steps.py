@@ -86,7 +86,7 @@ class Steps:
     def _program(self, step_input: StepInput, steps: NativeSteps) -> "_StepProgram":
         decoder, lora = self._decoder, None
         if step_input.adapters is not None:
-            lora = AdapterUpdates([each.joined() for each in decoder.projections()])
+            lora = AdapterUpdates(decoder.adapted())
         max_rows = max(_MIN_ROWS, 1 << (len(step_input) - 1).bit_length())
         dtype = decoder.head.weight.dtype
         arena = Arena(max_rows, ROWS_PER_CHUNK, width_in_arena(decoder), dtype)

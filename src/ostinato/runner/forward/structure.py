@@ -315,6 +315,7 @@ class _Description:
         dense = block.get_submodule(shared) if shared else beside
         return Mixture(
             block,
+            self._names[id(block)],
             router,
             experts,
             check_mixture(block, names, self._model.dtype),

@@ -173,6 +173,7 @@ class _Writing:
         return {
             "shared": [self.value(mixture.shared), self.value(mixture.shared_gate)],
             _KIND: "mixture",
+            "names": [mixture.path, mixture.router, mixture.experts],
             "routing": self.value(router.routing),
             "router": {n: self._name(p) for n, p in router._parameters.items() if p is not None},
             "gating": self.value(experts.gating),
@@ -288,13 +289,14 @@ class _Reading:
         router, block = nn.Module(), nn.Module()
         for name, own in record["router"].items():
             router.register_parameter(name, self._parameter(own))
-        block.router = PackedRouter(router, self.value(record["routing"]))
-        block.experts = PackedExperts(
-            {name: self._part(part) for name, part in record["experts"].items()},
-            {name: self._parameter(bias) for name, bias in record["biases"].items()},
-            self.value(record["gating"]),
-        )
-        return Mixture(block, "router", "experts", "", *map(self.value, record["shared"]))
+        path, router_name, experts_name = record["names"]
+        block.add_module(router_name, PackedRouter(router, self.value(record["routing"])))
+        parts = {name: self._part(part) for name, part in record["experts"].items()}
+        biases = {name: self._parameter(bias) for name, bias in record["biases"].items()}
+        experts = PackedExperts(parts, biases, self.value(record["gating"]))
+        block.add_module(experts_name, experts)
+        shared = map(self.value, record["shared"])
+        return Mixture(block, path, router_name, experts_name, "", *shared)
 
     def _part(self, record: Record) -> PackedPart:
         stack = ExpertStack(empty_weight(record["shape"], self._dtype), *record["layout"])

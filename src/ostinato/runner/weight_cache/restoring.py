@@ -181,7 +181,8 @@ def _share_mixtures(built: Decoder, decoder: Decoder) -> None:
     """Let steps compute mixtures with a model's modules, whose weights may be replaced."""
     for own, other in zip(decoder.parts(), built.parts(), strict=True):
         if isinstance(own, Mixture) and isinstance(other, Mixture):
-            own.block.router, own.block.experts = other.packed_router, other.packed_experts
+            setattr(own.block, own.router, other.packed_router)
+            setattr(own.block, own.experts, other.packed_experts)
 
 
 def _check_memory(weights: int, kv: int) -> None:

@@ -1,0 +1,172 @@
+"""Finds what an adapter changes in a model: linear layers, routers, and experts in any notation.
+
+::
+
+    q_proj                   a linear layer
+    gate                     a router, as a linear layer or by its ``weight``
+    experts.3.gate_proj      one expert (transformers before 5); in Mixtral w1, w3 and w2
+    experts                  a weight of all experts: A is (experts * rank, inputs), expert by
+    experts.base_layer       expert, and B is (outputs, rank * experts), rank by rank
+
+Which of the two weights of all experts is meant follows from the shapes, which always differ.
+Experts' outputs are put in the order of ``ExpertStack``.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ostinato.core.errors import RequestError
+from ostinato.runner.adapters.lora import LoraLayer
+from ostinato.runner.adapters.lora_config import LoraConfig
+from ostinato.runner.experts.mixture import NAMES, PackedExperts, stacks_by_name
+from ostinato.runner.experts.routers import PackedRouter
+from ostinato.runner.experts.stack import ExpertStack
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_EXPERT = re.compile(r"(?P<experts>.+)\.(?P<index>\d{1,9})\.(?P<part>\w+)")
+_MIXTRAL_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+Factors = tuple[Tensor, Tensor]
+"""``lora_A`` and ``lora_B``."""
+
+
+class BaseModel:
+    """A model that an adapter changes."""
+
+    def __init__(self, model: "PreTrainedModel", folder: Path, config: LoraConfig) -> None:
+        """Collect its modules by name; ``folder`` and ``config`` are the adapter's."""
+        self._model, self._config = model, config
+        self._adapter = f"adapter {str(folder)!r}"
+        self._modules = dict(model.named_modules())
+        self._decoder = set(model.get_decoder().modules())
+
+    def packs(self, update: str) -> bool:
+        """Whether the library computes what an update changes."""
+        module = self._modules[update.partition("[")[0]]
+        is_packed = isinstance(module, PackedExperts | PackedRouter)
+        return is_packed or linear_size(module) is not None
+
+    def layers(self, name: str, pair: Mapping[str, Tensor]) -> dict[str, LoraLayer]:
+        """Return one layer's updates by name, checked against the model.
+
+        Raises:
+            RequestError: The model has no such layer, or the update is no update of it.
+        """
+        if pair.keys() != {"lora_A", "lora_B"}:
+            raise RequestError(f"{self._adapter}: {name} has {min(pair)} alone")
+        factors = down, up = pair["lora_A"], pair["lora_B"]
+        own = name.removesuffix(".base_layer")
+        if own not in self._modules:  # as Mixtral was called in transformers before 5
+            own = own.replace(".block_sparse_moe.", ".mlp.")
+        if stacks := stacks_by_name(self._modules.get(own)):
+            key, updates = self._of_all_experts(name, own, stacks, factors)
+        else:
+            update, inputs, outputs = self._one_expert(own) or self._layer(name, own)
+            rank = down.shape[0] if down.ndim == 2 else 0
+            if not rank or down.shape != (rank, inputs) or up.shape != (outputs, rank):
+                size = f"the layer here has {inputs} inputs and {outputs} outputs"
+                raise self._of_another_model(name, factors, size)
+            key = f"{name}.weight" if self._config.targets(f"{own}.weight") else name
+            updates = {update: factors}
+        rank, scale = len(next(iter(updates.values()))[0]), self._config.scale_of(key)
+        if rank != self._config.rank_of(key):
+            raise RequestError(
+                f"{self._adapter}: the weights of {key} have rank {rank}, and its config says "
+                f"{self._config.rank_of(key)}"
+            )
+        module = self._modules.get(own)
+        dtype = module.dtype if isinstance(module, PackedRouter) else self._model.dtype
+        to = {"dtype": dtype, "device": self._model.device}
+        return {
+            update: LoraLayer(down.to(**to).contiguous(), up.to(**to).contiguous(), scale)
+            for update, (down, up) in updates.items()
+        }
+
+    def _of_all_experts(
+        self, name: str, own: str, stacks: Mapping[str, ExpertStack], factors: Factors
+    ) -> tuple[str, dict[str, Factors]]:
+        """Return the name of the weight that factors change, and the factors of each expert."""
+        down, up = factors
+        sizes = []
+        for weight, stack in stacks.items():
+            count, outputs = stack.num_experts, stack.num_parts * stack.part_rows
+            rank = len(down) // count if down.ndim == 2 else 0
+            size = rank * count
+            if rank and down.shape == (size, stack.in_features) and up.shape == (outputs, size):
+                ups = up.view(outputs, rank, count).permute(2, 0, 1)
+                each = zip(down.view(count, rank, -1), map(stack.arranged, ups), strict=True)
+                key = f"{own}.{weight}"
+                return key, {f"{own}[{i}].{weight}": both for i, both in enumerate(each)}
+            sizes.append(f"{weight} of {stack.in_features} inputs and {outputs} outputs")
+        what = f"each of the {count} experts here has {' and '.join(sizes)}"
+        raise self._of_another_model(name, factors, what)
+
+    def _one_expert(self, name: str) -> tuple[str, int, int] | None:
+        """Return the update, inputs and outputs of an expert's layer; None if it is none."""
+        match = _EXPERT.fullmatch(name)
+        stacks = stacks_by_name(self._modules.get(match["experts"])) if match else {}
+        if match is None or not stacks:
+            return None
+        gate_up, down = (stacks[weight] for weight in NAMES)
+        parts = {"gate_proj": gate_up, "up_proj": gate_up, "down_proj": down}
+        part, index = _MIXTRAL_PARTS.get(match["part"], match["part"]), int(match["index"])
+        if part not in parts or index >= gate_up.num_experts:
+            raise RequestError(
+                f"{self._adapter} changes {name!r:.200}; the experts here are 0 to "
+                f"{gate_up.num_experts - 1}, each with {', '.join(parts)}"
+            )
+        return f"{match['experts']}[{index}].{part}", parts[part].in_features, parts[part].part_rows
+
+    def _layer(self, name: str, own: str) -> tuple[str, int, int]:
+        """Return the update, inputs and outputs of a linear layer or a router."""
+        module, is_expert = self._modules.get(own), ".experts." in f".{own}."
+        if module is None and not is_expert:
+            raise RequestError(
+                f"{self._adapter} changes {name!r:.200}, which the decoder here does not have: it "
+                f"is for another base model ({self._config.base}), or for what encodes images, "
+                "where adapters are not served"
+            )
+        size, kind = None, "an expert" if is_expert else f"a {type(module).__name__}"
+        # Of a Conv1D, peft has the factors of a parameter and of a layer the other way around.
+        is_turned = isinstance(module, Conv1D) and self._config.targets(f"{own}.weight")
+        if module in self._decoder and module is not None and not is_expert and not is_turned:
+            size = linear_size(module) or self._router_size(own, module)
+        if size is None:
+            raise RequestError(
+                f"{self._adapter} targets {name!r:.200}, {kind}: adapters are served on the "
+                "decoder's linear layers, known experts and their routers, not on embeddings, the "
+                "output layer, or what encodes images"
+            )
+        return own, *size
+
+    def _router_size(self, name: str, module: nn.Module) -> tuple[int, int] | None:
+        """Return inputs and outputs of a router, which is beside experts; None if it is none."""
+        weight = module._parameters.get("weight")
+        beside = self._modules[name.rpartition(".")[0]].children()
+        if weight is None or weight.ndim != 2 or not any(map(stacks_by_name, beside)):
+            return None
+        return weight.shape[1], weight.shape[0]
+
+    def _of_another_model(self, name: str, factors: Factors, size: str) -> RequestError:
+        down, up = (tuple(factor.shape) for factor in factors)
+        return RequestError(
+            f"{self._adapter} is for another base model ({self._config.base}): its {name} is "
+            f"{down} and {up}, and {size}"
+        )
+
+
+def linear_size(module: nn.Module) -> tuple[int, int] | None:
+    """Return inputs and outputs of a linear layer; None if a module is none."""
+    if isinstance(module, Conv1D):
+        return module.weight.shape[0], module.weight.shape[1]
+    sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    if not isinstance(sizes[0], int) or not isinstance(sizes[1], int):
+        return None
+    return sizes[0], sizes[1]
