@@ -266,7 +266,7 @@ REFUSED = [
     ({"lora_bias": True}, "lora_bias"),
     ({"peft_type": "PREFIX_TUNING"}, "only LORA is served"),
     ({"init_lora_weights": "pissa"}, "changes the base"),
-    ({"target_parameters": ["experts.weight"]}, "target_parameters"),
+    ({"target_parameters": {"experts": 1}}, "must be a list of names"),
     ({"alora_invocation_tokens": [10**6]}, "alora_invocation_tokens"),
     ({"kasa_config": {"beta": 1}}, "KaSA"),
     ({"lora_alpha": "eight"}, "lora_alpha='eight'"),

@@ -1,14 +1,22 @@
 """Adapters say what ``peft`` says, whatever else is in the batch and in the cache."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ostinato import LoRARequest, SamplingParams
 from tests.exactness.reference import random_ids
-from tests.support.adapters import INVOCATION, PeftReference, adapters, save_adapter
+from tests.support.adapters import (
+    INVOCATION,
+    PeftReference,
+    adapters,
+    save_adapter,
+    save_with_peft,
+)
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
+from tests.support.family_table import CHANGES
 from tests.support.instruction_sets import needs_library
 
 __all__ = ["adapters"]
@@ -89,7 +97,8 @@ def test_an_adapter_that_peft_saved_is_the_same_content(
 
 
 FAMILIES: dict[str, list[str]] = {
-    "qwen3_moe": ["q_proj", "o_proj"],
+    "qwen3_moe": ["q_proj", "gate_proj", "up_proj", "down_proj", "gate"],
+    "mixtral": ["o_proj", "w1", "w2", "w3", "gate"],
     "qwen2_moe": ["shared_expert.gate_proj", "shared_expert.down_proj", "shared_expert_gate"],
     "gpt2": ["c_attn", "c_fc"],
     "lfm2": ["in_proj", "out_proj", "q_proj", "w2"],
@@ -129,3 +138,42 @@ def test_adapters_of_other_families_agree_with_peft(
         outputs = llm.generate([prompt] * 3, GREEDY, lora_request=each, use_tqdm=False)
         said = [list(output.outputs[0].token_ids) for output in outputs]
         assert said == [reference.generated(prompt, name, NUM_NEW) for name in names]
+
+
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+STACKED: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"target_parameters": [*EXPERTS, "mlp.gate.weight", "q_proj.weight"]},
+    "mixtral": {"target_parameters": [EXPERTS[1]], "target_modules": ["q_proj"]},
+    "olmoe": {"target_parameters": EXPERTS, "rank_pattern": {"experts.down_proj": 5}},
+    "gpt_oss": {"target_parameters": [*EXPERTS, "router.weight"], "use_rslora": True},
+    "granitemoe": {"target_parameters": [*EXPERTS, "router.weight"]},
+    "qwen2_moe": {
+        "target_parameters": EXPERTS,
+        "target_modules": ["shared_expert.gate_proj", "shared_expert_gate"],
+    },
+    "nemotron_h": {"target_parameters": ["mixer.gate.weight"]},
+    "deepseek_v3": {"target_parameters": [*EXPERTS, "1.mlp.gate.weight"]},
+}
+"""What ``peft`` saves of stacked experts and routers."""
+
+
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=needs_library)])
+@pytest.mark.parametrize("family", STACKED)
+def test_adapters_of_stacked_experts_agree_with_the_peft_that_saved_them(
+    make_llm: MakeLLM, checkpoints: Checkpoints, tmp_path: Path, family: str, dtype: str
+):
+    """Two adapters and none in one batch, cold and with hits: called modules, and fused ones."""
+    changes = CHANGES.get(family, {})
+    base, folders = checkpoints.path(family, **changes), [tmp_path / name for name in ("sql", "fr")]
+    for seed, folder in enumerate(folders):
+        save_with_peft(base, folder, seed, **STACKED[family])
+    reference, prompt = PeftReference(base, folders), random_ids(0, 40)
+    expected = [reference.generated(prompt, name, NUM_NEW) for name in ("sql", "", "fr")]
+    llm = make_llm(
+        family, config=changes, enable_lora=True, num_blocks=64, block_size=16, dtype=dtype
+    )
+    sql, fr = (LoRARequest(it.name, number, it) for number, it in enumerate(folders, 1))
+    for _ in range(2):
+        outputs = llm.generate([prompt] * 3, GREEDY, lora_request=[sql, None, fr], use_tqdm=False)
+        assert [list(output.outputs[0].token_ids) for output in outputs] == expected
+    assert expected[0] != expected[1] != expected[2]

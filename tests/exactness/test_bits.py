@@ -41,6 +41,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 32, "sliding_window": 5 * WINDOW},
     "cohere": {"head_dim": 32},
     "olmo2": {"head_dim": 32},
+    "qwen3_moe": {"head_dim": 32},
+    "gpt_oss": {"head_dim": 32},
 }
 BY_DAY = [
     ("qwen3", "bfloat16"),
@@ -51,6 +53,8 @@ BY_DAY = [
     ("gemma2", "bfloat16"),
     ("cohere", "int4"),
     ("olmo2", "float32"),
+    ("qwen3_moe", "bfloat16"),
+    ("gpt_oss", "int4"),
 ]
 NUM_NEW = 4
 

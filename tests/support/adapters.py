@@ -2,7 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from ostinato.runner.experts.mixture import stacks_by_name
 from tests.support.checkpoints import Checkpoints
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -35,18 +37,44 @@ def save_adapter(base: Path, folder: Path, seed: int, **config: Any) -> Path:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base))
     generator, tensors, rank = torch.Generator().manual_seed(seed), {}, settings["r"]
-    for name, module in model.named_modules():
-        if not name.endswith(tuple(settings["target_modules"])):
-            continue
-        if isinstance(module, (nn.Linear, Conv1D)):
-            width, height = module.weight.shape[:: 1 if isinstance(module, Conv1D) else -1]
-            sizes = {"A": (rank, width), "B": (height, rank)}
-            for part, size in sizes.items():
+    of_mixtral = "w1" in settings["target_modules"]
+    for name, width, height in _layers(model, of_mixtral):
+        if name.endswith(tuple(f".{target}" for target in settings["target_modules"])):
+            for part, size in {"A": (rank, width), "B": (height, rank)}.items():
                 weights = torch.randn(size, generator=generator) * 0.3
                 tensors[f"base_model.model.{name}.lora_{part}.weight"] = weights
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def _layers(model: nn.Module, of_mixtral: bool) -> Iterator[tuple[str, int, int]]:
+    """Yield names, inputs and outputs of what were linear layers in transformers before 5."""
+    parts = ("w1", "w3", "w2") if of_mixtral else ("gate_proj", "up_proj", "down_proj")
+    for name, module in model.named_modules():
+        own = name.replace(".mlp", ".block_sparse_moe") if of_mixtral else name
+        if stacks := list(stacks_by_name(module).values()):
+            for expert, i in product(range(stacks[0].num_experts), range(3)):
+                stack = stacks[i // 2]
+                yield f"{own}.{expert}.{parts[i]}", stack.in_features, stack.part_rows
+        elif getattr(module, "weight", None) is not None and module.weight.ndim == 2:
+            yield own, *module.weight.shape[:: 1 if isinstance(module, Conv1D) else -1]
+
+
+def save_with_peft(base: Path, folder: Path, seed: int, **settings: Any) -> Path:
+    """Let ``peft`` save an adapter of a checkpoint with random weights; returns its directory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(r=3, lora_alpha=8, task_type="CAUSAL_LM", **settings)
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.data.normal_(std=0.3, generator=generator)
+        model.save_pretrained(str(folder))
     return folder
 
 

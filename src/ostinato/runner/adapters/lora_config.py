@@ -94,7 +94,7 @@ def read_config(folder: Path, vocab_size: int) -> LoraConfig:
         use_rslora=bool(config.get("use_rslora")),
         base=f"{config.get('base_model_name_or_path')!r:.80}",
         invocation=_invocation(folder, config.get("alora_invocation_tokens"), vocab_size),
-        parameters=tuple(map(str, config.get("target_parameters") or ())),
+        parameters=_parameters(folder, config.get("target_parameters") or []),
     )
 
 
@@ -160,6 +160,14 @@ def _patterns(folder: Path, name: str, config: dict[str, Any], *kinds: type) -> 
                 "or a regular expression with at most four repetitions, none of them of a group"
             )
     return patterns
+
+
+def _parameters(folder: Path, names: object) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RequestError(
+            f"{folder / CONFIG_FILE}: target_parameters={names!r:.80}: must be a list of names"
+        )
+    return tuple(names)
 
 
 def _of_pattern(patterns: Mapping[str, float], layer: str, default: float) -> float:

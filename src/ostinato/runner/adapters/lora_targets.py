@@ -150,7 +150,7 @@ class BaseModel:
         """Return inputs and outputs of a router, which is beside experts; None if it is none."""
         weight = module._parameters.get("weight")
         beside = self._modules[name.rpartition(".")[0]].children()
-        if weight is None or weight.ndim != 2 or not any(map(stacks_by_name, beside)):
+        if weight is None or weight.ndim != 2 or not any(map(_is_stacked, beside)):
             return None
         return weight.shape[1], weight.shape[0]
 
@@ -160,6 +160,11 @@ class BaseModel:
             f"{self._adapter} is for another base model ({self._config.base}): its {name} is "
             f"{down} and {up}, and {size}"
         )
+
+
+def _is_stacked(module: nn.Module) -> bool:
+    weights = module._parameters.values()
+    return bool(stacks_by_name(module)) or any(w is not None and w.ndim == 3 for w in weights)
 
 
 def linear_size(module: nn.Module) -> tuple[int, int] | None:

@@ -1,0 +1,124 @@
+"""Updates of packed experts and routers are those of merged weights, each row by itself."""
+
+import copy
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ostinato.runner.adapters.lora import (
+    AdapterSegment,
+    LoraAdapter,
+    LoraLayer,
+    StepAdapters,
+    pack_layers,
+)
+from ostinato.runner.adapters.module_updates import hook_updates
+from ostinato.runner.experts.mixture import PackedExperts, stacks_by_name
+from ostinato.runner.experts.routers import PackedRouter
+from ostinato.runner.forward.packing import pack_linears, pack_plain
+from ostinato.runner.forward.quantized import Quantization
+from ostinato.runner.settings import QuantizationName
+from tests.runner.experts.test_mixture import WIDTH, block_of, distance, rows_of
+from tests.support.instruction_sets import isa, needs_library
+
+__all__ = ["isa"]
+pytestmark = [needs_library, pytest.mark.usefixtures("isa")]
+
+NUM_ROWS, TOP_K = 60, 3
+SPANS = [(0, 5, 0), (6, 30, 1), (33, NUM_ROWS, 0)]
+
+
+class Adapted:
+    """A module with the adapters of a step, which a test sets."""
+
+    def __init__(self, name: str, module: nn.Module, adapters: list[LoraAdapter]) -> None:
+        self._adapters, self._module = adapters, module
+        self.step: StepAdapters | None = None
+        hook_updates(name, module, adapters[0], lambda: self.step)
+
+    def __call__(self, spans: list[tuple[int, int, int]], *inputs: Tensor) -> Any:
+        segments = tuple(AdapterSegment(a, b, self._adapters[n]) for a, b, n in spans)
+        self.step = StepAdapters(segments) if segments else None
+        with torch.inference_mode():
+            return self._module(*inputs)
+
+
+def adapters_of(layers: list[dict[str, LoraLayer]]) -> tuple[list[LoraAdapter], list[LoraAdapter]]:
+    """Adapters as the library reads them, and in float64."""
+    exact = [
+        {n: LoraLayer(own.down.double(), own.up.double(), own.scale) for n, own in each.items()}
+        for each in layers
+    ]
+    packed = [LoraAdapter(b"", 1, pack_layers(each), (), 0) for each in layers]
+    return packed, [LoraAdapter(b"", 1, each, (), 0) for each in exact]
+
+
+def layer(rank: int, width: int, height: int, dtype: torch.dtype) -> LoraLayer:
+    return LoraLayer(
+        torch.randn(rank, width).to(dtype), (0.1 * torch.randn(height, rank)).to(dtype), 0.5
+    )
+
+
+def expert_layers(module: nn.Module, dtype: torch.dtype) -> list[dict[str, LoraLayer]]:
+    """Rank 3 of all experts, ten of which share a tile; rank 40 of the gates of some, and 5."""
+    gate_up, down = stacks_by_name(module).values()
+    count, inner = gate_up.num_experts, gate_up.part_rows
+    first: dict[str, LoraLayer] = {}
+    for expert in range(count):
+        own = layer(3, WIDTH, 2 * inner, dtype)
+        up = gate_up.arranged(own.up).contiguous()
+        first[f"experts[{expert}].gate_up_proj"] = LoraLayer(own.down, up, own.scale)
+        first[f"experts[{expert}].down_proj"] = layer(3, inner, down.part_rows, dtype)
+    second = {f"experts[{e}].gate_proj": layer(40, WIDTH, inner, dtype) for e in (0, 3)}
+    second |= {f"experts[{e}].up_proj": layer(5, WIDTH, inner, dtype) for e in (0, 1, 7)}
+    return [first, second]
+
+
+@pytest.mark.parametrize("name", ["", "float32", "int8", "int4", "w4a8"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_updates_of_experts_are_those_of_merged_weights(family: str, name: str):
+    """Rows of two adapters and of none; alone, each of them has the same bits."""
+    dtype = torch.float32 if name == "float32" else torch.bfloat16
+    block = block_of(family, dtype)
+    is_plain = name in ("", "float32")
+    pack_linears(
+        block, pack_plain if is_plain else Quantization.named(cast(QuantizationName, name))
+    )
+    experts = next(m for m in block.modules() if isinstance(m, PackedExperts))
+    exact = copy.deepcopy(experts.unpacked()).double()
+    packed, plain = adapters_of(expert_layers(experts, dtype))
+    ours, theirs = Adapted("experts", experts, packed), Adapted("experts", exact, plain)
+
+    rows = rows_of(NUM_ROWS, dtype)
+    chosen = torch.stack([torch.randperm(8)[:TOP_K] for _ in range(NUM_ROWS)])
+    weights = torch.rand(NUM_ROWS, TOP_K)
+    together = ours(SPANS, rows, chosen, weights)
+    expected = theirs(SPANS, rows.double(), chosen, weights.double())
+    near = {"float32": 2e-6, "": 2e-2}.get(name, 5e-2)
+    assert distance(together, expected) < near
+    base = ours([], rows, chosen, weights)
+    assert distance(base, expected) > 0.1
+    assert torch.equal(together[[5, 30, 31, 32]], base[[5, 30, 31, 32]]), "the base model's"
+    for row, own in ((0, 0), (4, 0), (7, 1), (29, 1), (59, 0)):
+        alone = ours([(0, 1, own)], *(each[row : row + 1] for each in (rows, chosen, weights)))
+        assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_an_update_of_a_router_changes_the_choice_of_its_rows(family: str):
+    block = block_of(family, torch.float32)
+    rows, routed = rows_of(NUM_ROWS, torch.float32), copy.deepcopy(block).double()
+    pack_linears(block)
+    name, router = next((n, m) for n, m in block.named_modules() if isinstance(m, PackedRouter))
+    both = [{name: layer(rank, WIDTH, 8, torch.float32)} for rank in (2, 4)]
+    packed, plain = adapters_of(both)
+    ours = Adapted(name, router, packed)
+    theirs = Adapted(name, routed.get_submodule(name), plain)
+    logits, _, chosen = ours(SPANS, rows)
+    exact = theirs(SPANS, rows.double())
+    assert distance(logits, exact[0]) < 2e-6
+    base = ours([], rows)
+    assert torch.equal(logits[[5, 30]], base[0][[5, 30]]) and not torch.equal(chosen, base[2])
+    assert torch.equal(ours([(0, 1, 1)], rows[7:8])[2][0], chosen[7])
