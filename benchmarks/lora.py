@@ -7,9 +7,10 @@
     python -m benchmarks.lora CHECKPOINT --specialists    # ten activated ones over one context
     python -m benchmarks.lora CHECKPOINT --json FILE
 
-The same prompts run with the base model and with four adapters by turns, in one process, so that
-a busy machine slows both down. Each request has 128 prompt tokens and 32 answers; every linear
-layer of the decoder is adapted. Figures are medians of tokens per second of processor time.
+The same prompts run with the base model, with one adapter and with four by turns, in one process,
+so that a busy machine slows all down. Each request has 128 prompt tokens and 32 answers; every
+linear layer of the decoder and all experts are adapted. Figures are medians of tokens per second of
+processor time.
 
 ``--specialists`` asks ten activated adapters, one after the other, a question on one context of
 4,096 tokens, and gives computed prompt tokens and processor time until the first token, of the
@@ -32,6 +33,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ostinato import LLM, LoRARequest, SamplingParams
+from ostinato.runner.experts.mixture import stacks_by_name
 
 NUM_ADAPTERS, PROMPT_TOKENS, OUTPUT_TOKENS = 4, 128, 32
 NUM_SPECIALISTS, CONTEXT_TOKENS, INVOCATION = 10, 4096, [7, 8, 9]
@@ -39,18 +41,21 @@ Figures = dict[str, float]
 
 
 def save_adapter(checkpoint: Path, folder: Path, rank: int, seed: int, **more: object) -> Path:
-    """Write an adapter of all linear layers of the decoder, as ``peft`` does."""
+    """Write an adapter of all linear layers and experts of the decoder, as ``peft`` does."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
     generator, tensors = torch.Generator().manual_seed(seed), {}
+    layers: list[tuple[str, int, int, int]] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
-            for part, size in (
-                ("A", (rank, module.in_features)),
-                ("B", (module.out_features, rank)),
-            ):
-                weights = torch.randn(size, generator=generator) * 0.02
-                tensors[f"base_model.model.{name}.lora_{part}.weight"] = weights.bfloat16()
+            layers.append((name, rank, module.in_features, module.out_features))
+        for wrapper, own in zip((".base_layer", ""), stacks_by_name(module).values(), strict=False):
+            size = own.num_experts * rank, own.in_features, own.num_parts * own.part_rows
+            layers.append((f"{name}{wrapper}", *size))
+    for name, ranks, inputs, outputs in layers:
+        for part, shape in (("A", (ranks, inputs)), ("B", (outputs, ranks))):
+            weights = torch.randn(shape, generator=generator) * 0.02
+            tensors[f"base_model.model.{name}.lora_{part}.weight"] = weights.bfloat16()
     folder.mkdir()
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none", **more}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -90,7 +95,9 @@ def measure(checkpoint: Path, num_requests: int, rank: int, rounds: int) -> dict
         ]
         requests = [LoRARequest(f"adapter-{i}", i + 1, path) for i, path in enumerate(paths)]
         mix: list[LoRARequest | None] = [requests[i % NUM_ADAPTERS] for i in range(num_requests)]
-        kinds: dict[str, list[LoRARequest | None]] = {"base": [None] * num_requests, "mix": mix}
+        kinds: dict[str, list[LoRARequest | None]] = {
+            "base": [None] * num_requests, "one": mix[:1] * num_requests, "mix": mix
+        }  # fmt: skip
         seen: dict[str, list[Figures]] = {kind: [] for kind in kinds}
         for number in range(rounds + 1):
             for kind, adapters in kinds.items():
@@ -102,8 +109,12 @@ def measure(checkpoint: Path, num_requests: int, rank: int, rounds: int) -> dict
         kind: {part: median(one[part] for one in each) for part in ("prefill", "decode")}
         for kind, each in seen.items()
     }
-    found["ratio"] = {part: found["mix"][part] / found["base"][part] for part in found["base"]}
-    return found
+    base = found["base"]
+    ratios = {
+        f"{kind}/base": {part: found[kind][part] / base[part] for part in base}
+        for kind in ("one", "mix")
+    }
+    return found | ratios
 
 
 def measure_specialists(checkpoint: Path, rank: int) -> dict[str, Figures]:

@@ -21,6 +21,7 @@ from ostinato.engine.api.adapter_api import remove_adapter
 from ostinato.engine.loop.adapters import Adapters
 from ostinato.engine.loop.kv_events_wire import BatchEncoder, BlockStored, decode
 from ostinato.engine.requests.prompts import parse_prompt
+from ostinato.lab.size.weights import adapter_bytes
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from tests.engine.tiered import slow_computing
 from tests.support.adapters import INVOCATION, adapters, save_adapter
@@ -321,6 +322,37 @@ def test_broken_files_are_refused(llm: LLM, adapters: Path, tmp_path: Path):
         save_file({f"base_model.model.{name}.lora_A.weight": torch.ones(2, 2)}, weights)
         with pytest.raises(RequestError, match=name):
             llm.add_lora(LoRARequest("bad", 1, folder))
+
+
+def test_updates_that_no_expert_has_are_refused(checkpoints: Checkpoints, tmp_path: Path):
+    """Four experts of 48 by 32; the weights of those that fit share tiles, and are counted once."""
+    base, folder = checkpoints.path("qwen3_moe"), tmp_path / "sql"
+    save_adapter(base, folder, 1, target_modules=["gate_proj"])
+    path = "base_model.model.model.layers.0.mlp.experts"
+    refused: list[tuple[dict[str, tuple[tuple[int, int], tuple[int, int]]], str]] = [
+        ({"9.gate_proj": ((4, 48), (32, 4))}, "experts here are 0 to 3, each with gate_proj"),
+        ({"1.w9": ((4, 48), (32, 4))}, "experts here are 0 to 3"),
+        ({"1.up_proj": ((4, 32), (48, 4))}, "has 48 inputs and 32 outputs"),
+        ({"": ((6, 48), (64, 6))}, "each of the 4 experts here has gate_up_proj of 48 inputs"),
+        ({"": ((16, 64), (48, 16))}, "down_proj of 32 inputs and 48 outputs"),
+        ({"": ((8, 32), (48, 8))}, "experts.down_proj have rank 2, and its config says 4"),
+        ({"": ((16, 32), (48, 16)), "base_layer": ((16, 32), (48, 16))}, "twice"),
+    ]
+    with LLM(str(base), dtype="float32", num_blocks=8, block_size=16, enable_lora=True) as llm:
+        llm.add_lora(LoRARequest("sql", 1, folder))
+        (adapter,) = llm.engine.runner.adapters.values()
+        assert adapter.num_bytes == 2 * 4 * (32 * 64 + 32 * 32)
+        assert adapter.num_bytes == 2 * adapter_bytes([str(folder)], packed=True)
+        for shapes, message in refused:
+            tensors = {
+                ".".join(filter(None, (path, name, f"lora_{part}.weight"))): torch.ones(*shape)
+                for name, both in shapes.items()
+                for part, shape in zip("AB", both, strict=True)
+            }
+            save_file(tensors, folder / "adapter_model.safetensors")
+            with pytest.raises(RequestError, match=message):
+                llm.add_lora(LoRARequest("bad", 2, folder))
+        assert list(llm.engine.runner.adapters.values()) == [adapter]
 
 
 def test_an_image_encoder_has_no_adapters(checkpoints: Checkpoints, adapters: Path, tmp_path: Path):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from ostinato import LLM, LoRARequest, SamplingParams
 from ostinato.core.errors import ConfigError
 from ostinato.runner import model_loader
 from ostinato.runner.checkpoints import fingerprints
@@ -22,6 +23,7 @@ from ostinato.runner.weight_cache.entry import Entry, EntryWriter
 from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, cache_folder, entries
 from tests.runner.test_mxfp4 import SIZES
 from tests.runner.test_streamed import logits_of, same, vectors_of
+from tests.support.adapters import save_adapter
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
 from tests.support.images import PROCESSORS, image_checkpoint
@@ -269,6 +271,23 @@ def test_a_model_that_is_built_later_shares_its_weights_with_the_steps(
 
     assert torch.equal(logits_of(restored), logits_of(first))
     assert seen == [13, 8]
+
+
+def test_adapters_of_experts_answer_alike_after_a_second_start(
+    checkpoints: Checkpoints, tmp_path: Path
+):
+    """Steps compute mixtures by the names that the model's modules have."""
+    base = checkpoints.path("qwen3_moe")
+    targets = ["gate_proj", "down_proj", "gate"]
+    folder = save_adapter(base, tmp_path / "sql", 1, target_modules=targets)
+    sql, answers = LoRARequest("sql", 1, folder), []
+    params = SamplingParams(max_tokens=3, temperature=0, logprobs=1, detokenize=False)
+    for _ in range(2):
+        with LLM(str(base), dtype="bfloat16", num_blocks=8, block_size=16, enable_lora=True) as llm:
+            both = llm.generate([[5, 6, 7]] * 2, params, lora_request=[sql, None], use_tqdm=False)
+        answers.append([output.outputs[0].cumulative_logprob for output in both])
+    assert len(entries()) == 1 and answers[0] == answers[1]
+    assert answers[0][0] != answers[0][1]
 
 
 def test_other_settings_are_another_entry(llama: Path):

@@ -15,6 +15,7 @@ model above a billion parameters.
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -217,6 +218,8 @@ _UNKNOWN = frozenset(
 WEIGHT_BYTES = 2
 """Bytes of a weight in bfloat16, which models are served in."""
 
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+
 _MAX_HEAD_BYTES = 100 * 2**20
 
 
@@ -241,8 +244,15 @@ def _bytes_of(folder: str, unit: int) -> int:
             if num_bytes > _MAX_HEAD_BYTES:
                 raise ValueError("its header is too long")
             head = json.loads(file.read(num_bytes))
-        shapes = [entry["shape"] for name, entry in head.items() if name != "__metadata__"]
-        padded = ([-(-size // unit) * unit for size in shape] for shape in shapes)
-        return sum(map(math.prod, padded)) * WEIGHT_BYTES
+        shapes: dict[str, list[list[int]]] = {}  # those of a layer's experts together
+        for name, entry in head.items():
+            if name != "__metadata__":
+                shapes.setdefault(_EXPERT.sub(".experts.", name), []).append(entry["shape"])
+        total = 0
+        for own in shapes.values():
+            padded = (-(-size // unit) * unit for size in own[0])
+            per_tile = max(1, unit // min(own[0]))  # experts whose ranks share one
+            total += -(-len(own) // per_tile) * math.prod(padded)
+        return total * WEIGHT_BYTES
     except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"--lora {folder!r}: {path} cannot be read: {error}") from error
