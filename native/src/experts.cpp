@@ -258,6 +258,7 @@ class Mixture {
     order_.resize(static_cast<size_t>(num_pairs));
     for (int64_t pair = 0; pair < num_pairs; ++pair) order_[places[op_.experts[pair]]++] = pair;
     if (op_.adapters != nullptr) sort_by_adapter();
+    shares_.reserve(order_.size());
     for (const int64_t pair : order_) shares_.push_back({pair / op_.top_k, op_.weights[pair]});
   }
 

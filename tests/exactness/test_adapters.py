@@ -140,6 +140,16 @@ def test_adapters_of_other_families_agree_with_peft(
         assert said == [reference.generated(prompt, name, NUM_NEW) for name in names]
 
 
+_MORE = (
+    "minimax_m2",
+    "glm4_moe",
+    "dots1",
+    "ernie4_5_moe",
+    "granitemoeshared",
+    "granitemoehybrid",
+    "qwen3_next",
+    "qwen3_5_moe_text",
+)
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 STACKED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"target_parameters": [*EXPERTS, "mlp.gate.weight", "q_proj.weight"]},
@@ -151,16 +161,33 @@ STACKED: dict[str, dict[str, Any]] = {
         "target_parameters": EXPERTS,
         "target_modules": ["shared_expert.gate_proj", "shared_expert_gate"],
     },
-    "nemotron_h": {"target_parameters": ["mixer.gate.weight"]},
+    "nemotron_h": {"target_parameters": ["experts.up_proj", EXPERTS[1], "gate.weight"]},
     "deepseek_v3": {"target_parameters": [*EXPERTS, "1.mlp.gate.weight"]},
+    **{key: {"target_parameters": [*EXPERTS, "gate.weight", "router.weight"]} for key in _MORE},
 }
 """What ``peft`` saves of stacked experts and routers."""
 
 
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=needs_library)])
-@pytest.mark.parametrize("family", STACKED)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "float64"},
+        pytest.param({"dtype": "float32"}, marks=needs_library),
+        pytest.param({"dtype": "float32", "forward": "packed"}, marks=needs_library),
+        pytest.param({"dtype": "float32", "forward": "plain"}, marks=needs_library),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.nightly) if name in _MORE else name for name in STACKED],
+)
 def test_adapters_of_stacked_experts_agree_with_the_peft_that_saved_them(
-    make_llm: MakeLLM, checkpoints: Checkpoints, tmp_path: Path, family: str, dtype: str
+    make_llm: MakeLLM,
+    checkpoints: Checkpoints,
+    tmp_path: Path,
+    family: str,
+    settings: dict[str, str],
 ):
     """Two adapters and none in one batch, cold and with hits: called modules, and fused ones."""
     changes = CHANGES.get(family, {})
@@ -170,7 +197,7 @@ def test_adapters_of_stacked_experts_agree_with_the_peft_that_saved_them(
     reference, prompt = PeftReference(base, folders), random_ids(0, 40)
     expected = [reference.generated(prompt, name, NUM_NEW) for name in ("sql", "", "fr")]
     llm = make_llm(
-        family, config=changes, enable_lora=True, num_blocks=64, block_size=16, dtype=dtype
+        family, config=changes, enable_lora=True, num_blocks=64, block_size=16, **settings
     )
     sql, fr = (LoRARequest(it.name, number, it) for number, it in enumerate(folders, 1))
     for _ in range(2):

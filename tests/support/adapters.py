@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from ostinato.runner.experts.mixture import stacks_by_name
+from ostinato.runner.experts.mixture import first_outputs, stacks_by_name
 from tests.support.checkpoints import Checkpoints
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -51,14 +51,15 @@ def save_adapter(base: Path, folder: Path, seed: int, **config: Any) -> Path:
 
 def _layers(model: nn.Module, of_mixtral: bool) -> Iterator[tuple[str, int, int]]:
     """Yield names, inputs and outputs of what were linear layers in transformers before 5."""
-    parts = ("w1", "w3", "w2") if of_mixtral else ("gate_proj", "up_proj", "down_proj")
+    mixtral = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"} if of_mixtral else {}
     for name, module in model.named_modules():
         own = name.replace(".mlp", ".block_sparse_moe") if of_mixtral else name
-        if stacks := list(stacks_by_name(module).values()):
-            for expert, i in product(range(stacks[0].num_experts), range(3)):
-                stack = stacks[i // 2]
-                yield f"{own}.{expert}.{parts[i]}", stack.in_features, stack.part_rows
-        elif getattr(module, "weight", None) is not None and module.weight.ndim == 2:
+        for weight, parts in first_outputs(stacks := stacks_by_name(module)).items():
+            stack = stacks[weight]
+            for expert, part in product(range(stack.num_experts), parts):
+                layer = f"{own}.{expert}.{mixtral.get(part, part)}"
+                yield layer, stack.in_features, stack.part_rows
+        if getattr(module, "weight", None) is not None and module.weight.ndim == 2:
             yield own, *module.weight.shape[:: 1 if isinstance(module, Conv1D) else -1]
 
 

@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from ostinato.core.errors import RequestError
 from ostinato.runner.adapters.lora import LoraLayer
 from ostinato.runner.adapters.lora_config import LoraConfig
-from ostinato.runner.experts.mixture import NAMES, PackedExperts, stacks_by_name
+from ostinato.runner.experts.mixture import NAMES, PackedExperts, first_outputs, stacks_by_name
 from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.experts.stack import ExpertStack
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _EXPERT = re.compile(r"(?P<experts>.+)\.(?P<index>\d{1,9})\.(?P<part>\w+)")
+_BOTH = NAMES[0]
 _MIXTRAL_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 Factors = tuple[Tensor, Tensor]
@@ -63,8 +64,9 @@ class BaseModel:
             raise RequestError(f"{self._adapter}: {name} has {min(pair)} alone")
         factors = down, up = pair["lora_A"], pair["lora_B"]
         own = name.removesuffix(".base_layer")
-        if own not in self._modules:  # as Mixtral was called in transformers before 5
-            own = own.replace(".block_sparse_moe.", ".mlp.")
+        layer, _, rest = own.partition(".block_sparse_moe.")
+        if rest and f"{layer}.block_sparse_moe" not in self._modules:
+            own = f"{layer}.mlp.{rest}"  # Mixtral's had that name in transformers before 5
         if stacks := stacks_by_name(self._modules.get(own)):
             key, updates = self._of_all_experts(name, own, stacks, factors)
         else:
@@ -114,13 +116,14 @@ class BaseModel:
         stacks = stacks_by_name(self._modules.get(match["experts"])) if match else {}
         if match is None or not stacks:
             return None
-        gate_up, down = (stacks[weight] for weight in NAMES)
-        parts = {"gate_proj": gate_up, "up_proj": gate_up, "down_proj": down}
+        firsts = first_outputs(stacks).items()
+        parts = {part: stacks[weight] for weight, own in firsts for part in own if part != _BOTH}
         part, index = _MIXTRAL_PARTS.get(match["part"], match["part"]), int(match["index"])
-        if part not in parts or index >= gate_up.num_experts:
+        count = parts["down_proj"].num_experts
+        if part not in parts or index >= count:
             raise RequestError(
-                f"{self._adapter} changes {name!r:.200}; the experts here are 0 to "
-                f"{gate_up.num_experts - 1}, each with {', '.join(parts)}"
+                f"{self._adapter} changes {name!r:.200}; the experts here are 0 to {count - 1}, "
+                f"each with {', '.join(parts)}"
             )
         return f"{match['experts']}[{index}].{part}", parts[part].in_features, parts[part].part_rows
 
@@ -150,7 +153,7 @@ class BaseModel:
         """Return inputs and outputs of a router, which is beside experts; None if it is none."""
         weight = module._parameters.get("weight")
         beside = self._modules[name.rpartition(".")[0]].children()
-        if weight is None or weight.ndim != 2 or not any(map(_is_stacked, beside)):
+        if weight is None or weight.ndim != 2 or not any(map(stacks_by_name, beside)):
             return None
         return weight.shape[1], weight.shape[0]
 
@@ -160,11 +163,6 @@ class BaseModel:
             f"{self._adapter} is for another base model ({self._config.base}): its {name} is "
             f"{down} and {up}, and {size}"
         )
-
-
-def _is_stacked(module: nn.Module) -> bool:
-    weights = module._parameters.values()
-    return bool(stacks_by_name(module)) or any(w is not None and w.ndim == 3 for w in weights)
 
 
 def linear_size(module: nn.Module) -> tuple[int, int] | None:

@@ -105,7 +105,7 @@ class _MergedRows:
                 results = self._computed(module, inputs, adapter, own)
                 for place, result in enumerate(results):
                     flat = outputs[place].reshape(-1, result.shape[-1])
-                    flat = flat.index_copy(0, own, result.reshape(len(own), -1))
+                    flat = flat.index_copy(0, own, result.reshape(len(own), -1).to(flat.dtype))
                     outputs[place] = flat.view(outputs[place].shape)
         return tuple(outputs) if isinstance(output, tuple) else outputs[0]
 

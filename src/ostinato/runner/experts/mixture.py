@@ -269,18 +269,27 @@ def adapted_products(name: str, stacks: Mapping[str, ExpertStack]) -> list[list[
 
 def first_outputs(stacks: Mapping[str, ExpertStack]) -> dict[str, dict[str, int]]:
     """Return what adapters may change of each weight, and where its rows begin in an expert's."""
-    gate_up, down = NAMES
-    ups = padded(stacks[gate_up].part_rows)
-    return {gate_up: {gate_up: 0, "gate_proj": 0, "up_proj": ups}, down: {down: 0}}
+    return {
+        name: {name: 0, "gate_proj": 0, "up_proj": padded(stack.part_rows)}
+        if stack.num_parts == 2
+        else {name: 0}
+        for name, stack in stacks.items()
+    }
 
 
 def stacks_by_name(module: nn.Module | None) -> dict[str, ExpertStack]:
     """Return the weights of experts, packed or not; empty if a module is none."""
     if isinstance(module, PackedExperts):
         return {name: part.stack for name, part in module.parts.items()}
-    if module is None or not is_experts(module):
+    if module is None or not all(hasattr(module, name) for name in _LAYOUT):
         return {}
-    return dict(zip(NAMES, stacks_of(module), strict=True))
+    if is_experts(module):
+        return dict(zip(NAMES, stacks_of(module), strict=True))
+    own = cast(Any, module)
+    weights = {name: own._parameters.get(name) for name in ("up_proj", "down_proj")}
+    if own.has_gate or any(weight is None or weight.ndim != 3 for weight in weights.values()):
+        return {}
+    return {n: ExpertStack(weight, 1, own.is_transposed, False) for n, weight in weights.items()}
 
 
 def is_experts(module: nn.Module) -> bool:
