@@ -27,9 +27,7 @@ from ostinato.runner.huge_pages import zeros
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.packed import PackedWeight, packed_size
 
-TILE_RANKS = 32
-"""Ranks of a tile of packed factors."""
-
+_TILE_RANKS = 32
 _EXPERT = re.compile(r"\[\d+\]")
 
 
@@ -103,18 +101,15 @@ def pack_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PackedLoraLayer]:
 
 
 def _tile_shares(layers: Mapping[str, LoraLayer]) -> list[list[str]]:
-    """Return which updates share tiles: of experts of a layer, as many as fit."""
-    shares: list[list[str]] = []
-    ranks: dict[str, int] = {}
-    last: dict[str, list[str]] = {}
+    """Return which updates share tiles: of a layer's experts, as many as fit."""
+    kinds: dict[tuple[str, int], list[str]] = {}
     for name, layer in layers.items():
-        kind, rank = _EXPERT.sub("", name), len(layer.down)
-        if kind not in last or ranks[kind] + rank > TILE_RANKS:
-            shares.append([])
-            last[kind], ranks[kind] = shares[-1], 0
-        last[kind].append(name)
-        ranks[kind] += rank
-    return shares
+        kinds.setdefault((_EXPERT.sub("", name), len(layer.down)), []).append(name)
+    return [
+        names[first : first + max(1, _TILE_RANKS // rank)]
+        for (_, rank), names in kinds.items()
+        for first in range(0, len(names), max(1, _TILE_RANKS // rank))
+    ]
 
 
 @dataclass(frozen=True, eq=False)

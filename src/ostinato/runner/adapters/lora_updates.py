@@ -79,6 +79,13 @@ class Groups(ctypes.Structure):
 
     _fields_ = (*pointers("groups"), *int64s("num_groups"))
 
+    @classmethod
+    def of(cls, groups: Sequence[tuple[Ints, UpdateList]]) -> "Groups":
+        """Return the rows and updates of some adapters."""
+        step = cls()
+        step.take(groups)
+        return step
+
     def take(self, groups: Sequence[tuple[Ints, UpdateList]]) -> None:
         """Set the rows and updates of a step's adapters, and keep them alive."""
         records = [_Group(address_of(rows), len(rows), updates.address) for rows, updates in groups]
@@ -186,9 +193,7 @@ def add_updates(name: str, inputs: Tensor, outputs: Tensor, adapters: StepAdapte
         elif layer is not None:
             groups.append((rows, UpdateList([[_Part.of(layer)]])))
     if groups:
-        step = Groups()
-        step.take(groups)
-        add_product(inputs, outputs, step, 0)
+        add_product(inputs, outputs, Groups.of(groups), 0)
 
 
 def add_product(inputs: Tensor, outputs: Tensor, step: Groups, layer: int) -> None:

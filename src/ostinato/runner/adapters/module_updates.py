@@ -28,64 +28,47 @@ from ostinato.runner.experts.routers import PackedRouter
 Current = Callable[[], StepAdapters | None]
 """Returns the adapters of the running step."""
 
+Keywords = dict[str, Any]
+
 
 def hook_updates(name: str, module: nn.Module, adapter: LoraAdapter, current: Current) -> None:
     """Add a hook for the updates of adapters to a module that one of them changes."""
     is_packed = isinstance(adapter.modules[name], PackedLoraLayer)
     if linear_size(module) is not None:
-        module.register_forward_hook(partial(_add_to_linear, name, current))
-    elif is_packed and isinstance(module, PackedExperts):
-        updates = AdapterUpdates([(module, adapted_products(name, stacks_by_name(module)))])
-        hook = partial(_hand_to_experts, updates, current)
-        module.register_forward_pre_hook(hook, with_kwargs=True)
-    elif is_packed:
-        hook = partial(_hand_to_router, name, current)
-        module.register_forward_pre_hook(hook, with_kwargs=True)
+        module.register_forward_hook(_adding(name, current))
+    elif is_packed and isinstance(module, PackedExperts | PackedRouter):
+        further = (
+            _of_router(name) if isinstance(module, PackedRouter) else _of_experts(name, module)
+        )
+
+        def with_updates(_module: nn.Module, inputs: tuple[Any, ...], keywords: Keywords) -> Any:
+            adapters = current()
+            return None if adapters is None else (inputs, keywords | further(adapters))
+
+        module.register_forward_pre_hook(with_updates, with_kwargs=True)
     else:
         module.register_forward_hook(_MergedRows(name, current))
 
 
-def _add_to_linear(
-    name: str, current: Current, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
-) -> Tensor:
-    adapters = current()
-    if adapters is None:
-        return output
-    rows = output.reshape(-1, output.shape[-1])
-    read = inputs[0].reshape(len(rows), -1)
-    add_updates(name, read, rows, adapters)
-    return rows.view(output.shape)
+def _adding(name: str, current: Current) -> Callable[..., Tensor]:
+    def with_updates(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        adapters = current()
+        if adapters is None:
+            return output
+        rows = output.reshape(-1, output.shape[-1])
+        add_updates(name, inputs[0].reshape(len(rows), -1), rows, adapters)
+        return rows.view(output.shape)
+
+    return with_updates
 
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+def _of_router(name: str) -> Callable[[StepAdapters], Keywords]:
+    return lambda adapters: {"edit": partial(add_updates, name, adapters=adapters)}
 
 
-def _hand_to_experts(
-    updates: AdapterUpdates,
-    current: Current,
-    _module: nn.Module,
-    inputs: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> Call | None:
-    adapters = current()
-    if adapters is None:
-        return None
-    step = Groups()
-    step.take(updates.groups_of(adapters))
-    return inputs, {**keywords, "adapters": (step, 0)}
-
-
-def _hand_to_router(
-    name: str,
-    current: Current,
-    _module: nn.Module,
-    inputs: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> Call | None:
-    adapters = current()
-    if adapters is None:
-        return None
-    return inputs, {**keywords, "edit": partial(add_updates, name, adapters=adapters)}
+def _of_experts(name: str, module: PackedExperts) -> Callable[[StepAdapters], Keywords]:
+    updates = AdapterUpdates([(module, adapted_products(name, stacks_by_name(module)))])
+    return lambda adapters: {"adapters": (Groups.of(updates.groups_of(adapters)), 0)}
 
 
 class _MergedRows:
