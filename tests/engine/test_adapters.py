@@ -24,7 +24,7 @@ from ostinato.engine.requests.prompts import parse_prompt
 from ostinato.lab.size.weights import adapter_bytes
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from tests.engine.tiered import slow_computing
-from tests.support.adapters import INVOCATION, adapters, save_adapter
+from tests.support.adapters import INVOCATION, adapters, save_adapter, save_with_peft
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle
 from tests.support.images import image_checkpoint
@@ -334,7 +334,7 @@ def test_updates_that_no_expert_has_are_refused(checkpoints: Checkpoints, tmp_pa
         ({"1.w9": ((4, 48), (32, 4))}, "experts here are 0 to 3"),
         ({"1.up_proj": ((4, 32), (48, 4))}, "has 48 inputs and 32 outputs"),
         ({"": ((6, 48), (64, 6))}, "each of the 4 experts here has gate_up_proj of 48 inputs"),
-        ({"": ((16, 64), (48, 16))}, "down_proj of 32 inputs and 48 outputs"),
+        ({"": ((16, 65), (48, 16))}, "down_proj of 32 inputs and 48 outputs"),
         ({"": ((8, 32), (48, 8))}, "experts.down_proj have rank 2, and its config says 4"),
         ({"": ((16, 32), (48, 16)), "base_layer": ((16, 32), (48, 16))}, "twice"),
     ]
@@ -353,6 +353,28 @@ def test_updates_that_no_expert_has_are_refused(checkpoints: Checkpoints, tmp_pa
             with pytest.raises(RequestError, match=message):
                 llm.add_lora(LoRARequest("bad", 2, folder))
         assert list(llm.engine.runner.adapters.values()) == [adapter]
+
+
+def test_stacked_experts_of_an_older_peft_are_the_same_content(
+    checkpoints: Checkpoints, tmp_path: Path
+):
+    """Before 0.19 it had inputs and outputs the other way around; gates and ups fit both ways."""
+    base, count = checkpoints.path("qwen3_moe", moe_intermediate_size=24), 4
+    targets = ["experts.gate_up_proj", "experts.down_proj"]
+    new = save_with_peft(base, tmp_path / "new", 1, target_parameters=targets)
+    old = rewritten(new, tmp_path / "old", peft_version="0.18.1", weights=1)
+    turned = load_file(old / "adapter_model.safetensors")
+    for name in [name for name in turned if "lora_A" in name]:
+        other = name.replace("lora_A", "lora_B")
+        down, up = turned[name], turned[other]
+        a = up.view(len(up), -1, count).permute(2, 1, 0).reshape(-1, len(up))
+        b = down.view(count, -1, down.shape[1]).permute(2, 1, 0).reshape(down.shape[1], -1)
+        turned |= {name: a.contiguous(), other: b.contiguous()}
+    save_file(turned, old / "adapter_model.safetensors")
+    with LLM(str(base), dtype="float32", num_blocks=8, block_size=16, enable_lora=True) as llm:
+        for number, folder in enumerate((new, old), 1):
+            llm.add_lora(LoRARequest(folder.name, number, folder))
+        assert len(llm.engine.runner.adapters) == 1
 
 
 def test_an_image_encoder_has_no_adapters(checkpoints: Checkpoints, adapters: Path, tmp_path: Path):

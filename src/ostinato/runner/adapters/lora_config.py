@@ -52,6 +52,8 @@ class LoraConfig:
         base: Name of the base model, for messages.
         invocation: Token ids that activate the adapter; empty if it always applies.
         parameters: Suffixes of the names of parameters that it targets, rather than of layers.
+        is_turned: Whether inputs and outputs of stacked experts are the other way around, as in
+            ``peft`` before 0.19.
     """
 
     rank: int
@@ -62,6 +64,7 @@ class LoraConfig:
     base: str
     invocation: tuple[int, ...]
     parameters: tuple[str, ...] = ()
+    is_turned: bool = False
 
     def targets(self, parameter: str) -> bool:
         """Whether a parameter of the model is a target by its own name, as in ``peft``."""
@@ -95,6 +98,7 @@ def read_config(folder: Path, vocab_size: int) -> LoraConfig:
         base=f"{config.get('base_model_name_or_path')!r:.80}",
         invocation=_invocation(folder, config.get("alora_invocation_tokens"), vocab_size),
         parameters=_parameters(folder, config.get("target_parameters") or []),
+        is_turned=re.match(r"0\.1[0-8]\.", str(config.get("peft_version"))) is not None,
     )
 
 

@@ -9,11 +9,14 @@
     experts.base_layer       expert, and B is (outputs, rank * experts), rank by rank
 
 Which of the two weights of all experts is meant follows from the shapes, which always differ.
+Before ``peft`` 0.19, A read outputs and B gave inputs, unless the experts are transposed: shapes
+tell, or where both are possible, the config's version.
 Experts' outputs are put in the order of ``ExpertStack``.
 """
 
 import re
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +66,8 @@ class BaseModel:
         if pair.keys() != {"lora_A", "lora_B"}:
             raise RequestError(f"{self._adapter}: {name} has {min(pair)} alone")
         factors = down, up = pair["lora_A"], pair["lora_B"]
+        if down.ndim != 2 or up.ndim != 2:
+            raise self._of_another_model(name, factors, "a layer here takes two matrices")
         own = name.removesuffix(".base_layer")
         layer, _, rest = own.partition(".block_sparse_moe.")
         if rest and f"{layer}.block_sparse_moe" not in self._modules:
@@ -71,7 +76,7 @@ class BaseModel:
             key, updates = self._of_all_experts(name, own, stacks, factors)
         else:
             update, inputs, outputs = self._one_expert(own) or self._layer(name, own)
-            rank = down.shape[0] if down.ndim == 2 else 0
+            rank = len(down)
             if not rank or down.shape != (rank, inputs) or up.shape != (outputs, rank):
                 size = f"the layer here has {inputs} inputs and {outputs} outputs"
                 raise self._of_another_model(name, factors, size)
@@ -96,17 +101,29 @@ class BaseModel:
     ) -> tuple[str, dict[str, Factors]]:
         """Return the name of the weight that factors change, and the factors of each expert."""
         down, up = factors
-        sizes = []
-        for weight, stack in stacks.items():
-            count, outputs = stack.num_experts, stack.num_parts * stack.part_rows
-            rank = len(down) // count if down.ndim == 2 else 0
-            size = rank * count
-            if rank and down.shape == (size, stack.in_features) and up.shape == (outputs, size):
-                ups = up.view(outputs, rank, count).permute(2, 0, 1)
-                each = zip(down.view(count, rank, -1), map(stack.arranged, ups), strict=True)
-                key = f"{own}.{weight}"
-                return key, {f"{own}[{i}].{weight}": both for i, both in enumerate(each)}
-            sizes.append(f"{weight} of {stack.in_features} inputs and {outputs} outputs")
+        turns = (self._config.is_turned, not self._config.is_turned)
+        for is_turned, (weight, stack) in product(turns, stacks.items()):
+            count, rank = stack.num_experts, len(down) // stack.num_experts
+            first, second = stack.in_features, stack.num_outputs
+            first, second = (second, first) if is_turned else (first, second)
+            if [down.shape, up.shape] != [
+                (rank * count, first),
+                (second, rank * count),
+            ] or not rank:
+                continue
+            if is_turned and stack.is_transposed:
+                continue
+            downs = down.view(count, rank, first)
+            ups = up.view(second, rank, count).permute(2, 0, 1)
+            if is_turned:
+                downs, ups = ups.transpose(1, 2), downs.transpose(1, 2)
+            each = zip(downs, map(stack.arranged, ups), strict=True)
+            names = (f"{own}[{expert}].{weight}" for expert in range(count))
+            return f"{own}.{weight}", dict(zip(names, each, strict=True))
+        sizes = (
+            f"{weight} of {stack.in_features} inputs and {stack.num_outputs} outputs"
+            for weight, stack in stacks.items()
+        )
         what = f"each of the {count} experts here has {' and '.join(sizes)}"
         raise self._of_another_model(name, factors, what)
 

@@ -59,9 +59,14 @@ class ExpertStack:
         return self.weight.shape[1 if self.is_transposed else 2]
 
     @property
+    def num_outputs(self) -> int:
+        """Outputs of an expert, without padding."""
+        return self.weight.shape[2 if self.is_transposed else 1]
+
+    @property
     def part_rows(self) -> int:
         """Outputs of a part, without padding."""
-        return self.weight.shape[2 if self.is_transposed else 1] // self.num_parts
+        return self.num_outputs // self.num_parts
 
     @property
     def expert_rows(self) -> int:
