@@ -277,7 +277,7 @@ void check_experts(Digests &digests, int32_t format) {
   }
   const ost_experts op{inputs.view, outputs.view, experts.data(), weights.data(),
                        up.product({}, {}, 0, OST_FLOAT32, 0), down.product({}, {}, 0, OST_FLOAT32, 0), kRows,
-                       kExperts3, kTop, OST_SILU, 0, 0, 2};
+                       kExperts3, kTop, OST_SILU, 0, 0, 2, nullptr, 0};
   ost_run_experts(&op);
   outputs.add_to(digests, kExperts);
   const auto of_expert = [](const Weight &weight, int64_t expert, Array &from, Array &to) {
