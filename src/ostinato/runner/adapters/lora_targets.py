@@ -103,15 +103,11 @@ class BaseModel:
         down, up = factors
         turns = (self._config.is_turned, not self._config.is_turned)
         for is_turned, (weight, stack) in product(turns, stacks.items()):
-            count, rank = stack.num_experts, len(down) // stack.num_experts
-            first, second = stack.in_features, stack.num_outputs
-            first, second = (second, first) if is_turned else (first, second)
-            if [down.shape, up.shape] != [
-                (rank * count, first),
-                (second, rank * count),
-            ] or not rank:
-                continue
-            if is_turned and stack.is_transposed:
+            count, sizes = stack.num_experts, (stack.in_features, stack.num_outputs)
+            first, second = reversed(sizes) if is_turned else sizes
+            rank = len(down) // count
+            shapes = [(rank * count, first), (second, rank * count)]
+            if not rank or [down.shape, up.shape] != shapes or (is_turned and stack.is_transposed):
                 continue
             downs = down.view(count, rank, first)
             ups = up.view(second, rank, count).permute(2, 0, 1)
@@ -120,11 +116,11 @@ class BaseModel:
             each = zip(downs, map(stack.arranged, ups), strict=True)
             names = (f"{own}[{expert}].{weight}" for expert in range(count))
             return f"{own}.{weight}", dict(zip(names, each, strict=True))
-        sizes = (
+        weights = (
             f"{weight} of {stack.in_features} inputs and {stack.num_outputs} outputs"
             for weight, stack in stacks.items()
         )
-        what = f"each of the {count} experts here has {' and '.join(sizes)}"
+        what = f"each of the {count} experts here has {' and '.join(weights)}"
         raise self._of_another_model(name, factors, what)
 
     def _one_expert(self, name: str) -> tuple[str, int, int] | None:

@@ -5,7 +5,7 @@ compute. Others compute the rows of each adapter once more, with weights that ha
 ``peft`` does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from typing import Any, cast
@@ -37,13 +37,11 @@ def hook_updates(name: str, module: nn.Module, adapter: LoraAdapter, current: Cu
     if linear_size(module) is not None:
         module.register_forward_hook(_adding(name, current))
     elif is_packed and isinstance(module, PackedExperts | PackedRouter):
-        further = (
-            _of_router(name) if isinstance(module, PackedRouter) else _of_experts(name, module)
-        )
+        more = _of_router(name) if isinstance(module, PackedRouter) else _of_experts(name, module)
 
         def with_updates(_module: nn.Module, inputs: tuple[Any, ...], keywords: Keywords) -> Any:
             adapters = current()
-            return None if adapters is None else (inputs, keywords | further(adapters))
+            return None if adapters is None else (inputs, keywords | more(adapters))
 
         module.register_forward_pre_hook(with_updates, with_kwargs=True)
     else:
@@ -81,16 +79,14 @@ class _MergedRows:
         adapters = self._current()
         if adapters is None or self._is_running:
             return output
-        outputs = list(output) if isinstance(output, tuple) else [output]
+        outputs = output if isinstance(output, tuple) else (output,)
         for adapter, rows in adapters.rows_of_each().items():
             if self._name in adapter.modules:
                 own = torch.from_numpy(rows).to(inputs[0].device)
                 results = self._computed(module, inputs, adapter, own)
-                for place, result in enumerate(results):
-                    flat = outputs[place].reshape(-1, result.shape[-1])
-                    flat = flat.index_copy(0, own, result.reshape(len(own), -1).to(flat.dtype))
-                    outputs[place] = flat.view(outputs[place].shape)
-        return tuple(outputs) if isinstance(output, tuple) else outputs[0]
+                pairs = zip(outputs, results, strict=True)
+                outputs = tuple(_replaced(each, own, result) for each, result in pairs)
+        return outputs if isinstance(output, tuple) else outputs[0]
 
     def _computed(
         self, module: nn.Module, inputs: tuple[Tensor, ...], adapter: LoraAdapter, rows: Tensor
@@ -108,8 +104,9 @@ class _MergedRows:
     def _merged(self, module: nn.Module, adapter: LoraAdapter) -> dict[str, Tensor]:
         """Return the weights of a module with an adapter's updates."""
         own, stacks = cast(Any, module), stacks_by_name(module)
+        layers = cast(Mapping[str, LoraLayer], adapter.layers)  # of what is not packed
         if not stacks:
-            return {"weight": own.weight + _plain(adapter.layers[self._name]).weight()}
+            return {"weight": own.weight + layers[self._name].weight()}
         merged: dict[str, Tensor] = {}
         for name, parts in first_outputs(stacks).items():
             stack = stacks[name]
@@ -117,13 +114,14 @@ class _MergedRows:
             weight = own.parts[name].plain() if is_packed else own._parameters[name]
             rows = weight.new_zeros(stack.num_experts, stack.expert_rows, stack.in_features)
             for expert, (part, first) in product(range(stack.num_experts), parts.items()):
-                layer = adapter.layers.get(f"{self._name}[{expert}].{part}")
-                if layer is not None:
-                    rows[expert, first:][: len(_plain(layer).up)] += _plain(layer).weight()
+                if (layer := layers.get(f"{self._name}[{expert}].{part}")) is not None:
+                    rows[expert, first:][: len(layer.up)] += layer.weight()
             merged[name] = weight + stack.weight_of(rows)
         return merged
 
 
-def _plain(layer: LoraLayer | PackedLoraLayer) -> LoraLayer:
-    assert isinstance(layer, LoraLayer), "updates of modules that are not packed"
-    return layer
+def _replaced(output: Tensor, rows: Tensor, result: Tensor) -> Tensor:
+    """Return an output with other numbers in some rows."""
+    flat = output.reshape(-1, result.shape[-1])
+    own = result.reshape(len(rows), -1).to(flat.dtype)
+    return flat.index_copy(0, rows, own).view(output.shape)
