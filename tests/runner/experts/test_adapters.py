@@ -108,6 +108,21 @@ def test_updates_of_experts_are_those_of_merged_weights(family: str, name: str):
         assert torch.equal(alone[0], together[row])
 
 
+def test_many_rows_of_adapters_go_in_several_chunks_with_the_same_bits():
+    """2,048 pairs of a row and an expert are a chunk; here are 2,700."""
+    block, rows = block_of("qwen3_moe", torch.bfloat16), rows_of(900, torch.bfloat16)
+    pack_linears(block)
+    experts = next(m for m in block.modules() if isinstance(m, PackedExperts))
+    packed, _ = adapters_of(expert_layers(experts, torch.bfloat16))
+    ours = Adapted("experts", experts, packed)
+    chosen = torch.stack([torch.randperm(8)[:TOP_K] for _ in rows])
+    inputs = rows, chosen, torch.rand(chosen.shape)
+    together = ours([(0, 300, 0), (400, 900, 1)], *inputs)
+    for first, spans in ((0, [(0, 100, 0)]), (300, []), (850, [(0, 50, 1)])):
+        part = ours(spans, *(each[first : first + 100] for each in inputs))
+        assert torch.equal(part, together[first : first + 100])
+
+
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_an_update_of_a_router_changes_the_choice_of_its_rows(family: str):
     block = block_of(family, torch.float32)
