@@ -20,8 +20,9 @@ conversation is rendered.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from ostinato.core.errors import RequestError
@@ -38,6 +39,7 @@ from ostinato.engine.ledger.meaning import (
 )
 from ostinato.engine.ledger.seal import TurnSeal
 from ostinato.engine.ledger.turns import Namespace, OpenTurn, TurnLedger, WrittenTurn
+from ostinato.images.picture import Picture
 from ostinato.protocol.conversation import ASIDE
 
 Render = Callable[[Sequence[Message], bool], str]
@@ -162,6 +164,7 @@ class Continuation:
     begun: OpenTurn | None = None
 
 
+@lru_cache(maxsize=16)
 def root_of(template: str) -> bytes:
     """Return the place before the first message of a conversation.
 
@@ -227,14 +230,13 @@ class _Continuer:
             for row in (talk.history, talk.messages)
         ]
         is_alike = len(rows[0]) == len(rows[1])
-        known = self._known(rows[0]) if is_alike else {}
+        known = self._known(rows[0]) if is_alike and rows[0] else {}
         at = dict(zip(*rows, strict=False))  # the number of a message for the template
         turns = {at[number]: turn for number, turn in known.items()}
-        for turn, mark in zip(turns.values(), make_marks(len(turns)), strict=True):
-            turn.thought = mark if turn.turn.reasoning else ""
         rendered = self._render(self._with_thoughts(turns), talk.opens_turn)
-        tries = (self._frames(rendered, turns, following) for following in _NEXT if is_alike)
-        frames = next((tried for tried in tries if tried is not None), None)
+        frames: Frames | None = None
+        for following in _NEXT if is_alike else ():
+            frames = frames or self._frames(rendered, turns, following)
         if frames is None:
             plain = self._render(talk.messages, talk.opens_turn) if turns else rendered
             return Continuation(plain, self._seals_only())
@@ -274,7 +276,8 @@ class _Continuer:
         """Return the messages with a mark in place of the reasoning of known turns."""
         messages = list(self._talk.messages)
         for number, known in turns.items():
-            if known.thought:
+            if known.turn.reasoning:
+                [known.thought] = make_marks(1)
                 messages[number] = {
                     **messages[number],
                     **dict.fromkeys(REASONING_KEYS, known.thought),
@@ -400,11 +403,12 @@ def _asks(message: Message) -> bool:
     return message.get("role") == "user" and not aside.get("is_beside_result", False)
 
 
-def with_image_digests(messages: Sequence[Message], digests: Iterator[bytes]) -> list[Message]:
+def with_image_digests(messages: Sequence[Message], images: Sequence[Picture]) -> list[Message]:
     """Name the images of messages by their content, in order, so that places depend on them."""
+    left = iter(images)
 
     def named(part: Any) -> Any:
-        return {**part, "digest": next(digests).hex()} if part == {"type": "image"} else part
+        return {**part, "digest": next(left).digest.hex()} if part == {"type": "image"} else part
 
     return [
         {**m, "content": [named(part) for part in m["content"]]}

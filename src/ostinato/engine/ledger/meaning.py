@@ -14,7 +14,7 @@ like, and no message can change without changing all places behind it.
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -66,7 +66,10 @@ def meaning_of(message: Message) -> bytes:
     """Return the digest of a message's role, content and calls, without ids and reasoning."""
     more = {key: value for key, value in message.items() if key not in _LEFT_OUT}
     calls = [part for call in message.get("tool_calls") or () for part in _call(call)]
-    return digest(canonical(more), _content(message.get("content")), *calls)
+    content = message.get("content")
+    text = text_of(content)
+    told = "json " + canonical(content) if text is None else "text " + text
+    return digest(canonical(more), told, *calls)
 
 
 def reasoning_of(message: Message) -> str:
@@ -76,20 +79,19 @@ def reasoning_of(message: Message) -> str:
 
 def call_ids_of(message: Message) -> tuple[str, ...]:
     """Return the ids of a message's calls, without the prefix that each API has."""
-    ids = (str(call.get("id") or "") for call in message.get("tool_calls") or ())
+    ids = [str(call.get("id") or "") for call in message.get("tool_calls") or ()]
     return tuple(name.removeprefix("call_").removeprefix("toolu_") for name in ids)
 
 
-def places(root: bytes, messages: Sequence[Message]) -> Iterator[bytes]:
-    """Yield the place before each message of a conversation, and at last that behind all.
+def places(root: bytes, messages: Sequence[Message]) -> list[bytes]:
+    """Return the place before each message of a conversation, and at last that behind all.
 
     Cost: linear in the conversation.
     """
-    place = root
+    row = [root]
     for message in messages:
-        yield place
-        place = digest(place, meaning_of(message))
-    yield place
+        row.append(digest(row[-1], meaning_of(message)))
+    return row
 
 
 def _call(call: Mapping[str, Any]) -> tuple[str, str]:
@@ -104,11 +106,6 @@ def text_of(content: Any) -> str | None:
     if all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
         return "".join(str(part.get("text") or "") for part in content)
     return None
-
-
-def _content(content: Any) -> str:
-    text = text_of(content)
-    return "json " + canonical(content) if text is None else "text " + text
 
 
 def _by_value(value: Any) -> Any:

@@ -254,9 +254,10 @@ class TurnLedger:
         numbers = tenant.by_place.setdefault((namespace, place), [])
         numbers.append(turn.number)
         tenant.turns[namespace, place, turn.number] = turn
-        tenant.num_bytes += turn.num_bytes
+        size = turn.num_bytes
+        tenant.num_bytes += size
         self.counts.num_turns += 1
-        self.counts.num_bytes += turn.num_bytes
+        self.counts.num_bytes += size
 
     def _remove(self, name: bytes, key: _Key, drop_empty: bool = True) -> None:
         tenant = self._tenants[name]

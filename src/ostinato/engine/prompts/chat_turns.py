@@ -118,16 +118,15 @@ class ChatTurns:
             RequestError: The template refuses the conversation.
         """
         history = messages if history is None else history
-        if any(ASIDE in message for message in messages):
+        if ASIDE in set[str]().union(*messages):
             messages = [{k: v for k, v in m.items() if k != ASIDE} for m in messages]
         if not (self.ledger.is_on and prompt.keep_tokens):
             return Continuation(render(messages, opens_turn))
-        digests = [picture.digest for picture in prompt.images]
         keep = prompt.keep_reasoning or self._keep_reasoning
         talk = Conversation(
             Namespace(prompt.cache_salt.encode(), prompt.adapter),
             root_of(template),
-            with_image_digests(history, iter(digests)) if digests else history,
+            with_image_digests(history, prompt.images) if prompt.images else history,
             messages,
             keep == "always",
             opens_turn,
