@@ -351,7 +351,8 @@ class CacheManager:
 
     def settle(self) -> None:
         """Tell observers that a step or an operation between steps is complete."""
-        if (on_settle := self.observers.on_settle) and not self.tables.is_publishing:
+        is_publishing = self.tables.step and self.tables.is_publishing
+        if (on_settle := self.observers.on_settle) and not is_publishing:
             self.observers.call(on_settle)
 
     def pin(self, key: PrefixKey, num_tokens: int) -> BlockTable:

@@ -10,7 +10,7 @@ would take three times as long; they are never changed.
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ostinato.cache.block import CacheEntry
@@ -43,21 +43,15 @@ class PrefixMatch:
     key: PrefixKey  # the sequence that was looked up
     index: Any  # where
     version: int  # of the cache, at the look-up
+    num_shared_tokens: int = field(init=False)  # in whole blocks
+    num_copied_tokens: int = field(init=False)  # to copy out of the tail's block
+    num_tokens: int = field(init=False)  # that need not be computed
 
-    @property
-    def num_shared_tokens(self) -> int:
-        """Tokens in whole blocks."""
-        return len(self.blocks) * self.block_size
-
-    @property
-    def num_copied_tokens(self) -> int:
-        """Tokens to copy out of the tail's block."""
-        return 0 if self.tail is None else self.tail.num_tokens
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that need not be computed."""
-        return self.num_shared_tokens + self.num_copied_tokens
+    def __post_init__(self) -> None:
+        """Count its tokens."""
+        self.num_shared_tokens = len(self.blocks) * self.block_size
+        self.num_copied_tokens = 0 if self.tail is None else self.tail.num_tokens
+        self.num_tokens = self.num_shared_tokens + self.num_copied_tokens
 
     @property
     def num_idle_blocks(self) -> int:

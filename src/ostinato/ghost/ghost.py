@@ -106,7 +106,7 @@ class Ghost(CacheObserver):
         if self._num_seen >= self._due:
             self._begin()
         if self.is_sampling and table.writes:
-            self._watched[table.table_id] = len(table.key)
+            self._watched[table.table_id] = len(table.key.tokens)
         window = self._window
         if (
             window is not None

@@ -203,7 +203,7 @@ class CacheCounters(CacheObserver):
             return
         shared, copied = table.num_shared_tokens, table.num_copied_tokens
         again = context.is_readmission
-        self.stats.count_lookup(table.tenant, len(table.key), shared, copied, again)
+        self.stats.count_lookup(table.tenant, len(table.key.tokens), shared, copied, again)
 
     def on_publish(
         self, table: BlockTable, first: int, last: int, result: PublishResult, group: int = 0

@@ -123,7 +123,7 @@ class RequestHistory(CacheObserver):
         record.num_kept = context.num_kept_tokens
         record.off = context.off if self._is_on else "enable_prefix_caching=False"
         if context.prompt_sections:
-            letters = sum(len(text) for _, text in context.prompt_sections)
+            letters = sum([len(text) for _, text in context.prompt_sections])
             self._charge(record, record.charge + letters // TOKEN_BYTES)
         if context.num_known_tokens is not None:
             num_awaited = max(0, record.num_shared - context.num_known_tokens)

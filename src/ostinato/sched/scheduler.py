@@ -129,7 +129,7 @@ class Scheduler:
         assert not self._accepted, "tokens of the last step are not committed yet"
         self.cache.begin_step()
         self._planned_s = self._clock()
-        step = StepPlanner(self.config, self.requests, self._clock, self.costs, self.drafts)
+        step = StepPlanner(self.config, self.requests, self._planned_s, self.costs, self.drafts)
         self._chunks = step.chunks
         self._plan = step.plan()
         if not self._chunks and self.requests.forked:  # there is no step that could copy for them

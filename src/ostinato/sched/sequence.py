@@ -68,17 +68,17 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Prompt and output tokens so far."""
-        return len(self.key)
+        return len(self.key.tokens)
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
-        return len(self.key) - self.num_prompt_tokens
+        return len(self.key.tokens) - self.num_prompt_tokens
 
     @property
     def num_uncomputed(self) -> int:
         """Tokens that still have to go through the model; 1 while decoding."""
-        return len(self.key) - self.num_computed
+        return len(self.key.tokens) - self.num_computed
 
     @property
     def num_waited_tokens(self) -> int:
@@ -196,7 +196,7 @@ class ScheduledChunk:
         """Note what stays true until the step is over; every decode is asked for it often."""
         self.members = [self.sequence]
         self.end = self.sequence.num_computed + self.num_tokens
-        self.samples = self.end == len(self.sequence.key)
+        self.samples = self.end == len(self.sequence.key.tokens)
 
     def schedule(self) -> ScheduledSequence:
         """Return what the runner reads of it."""
@@ -212,7 +212,7 @@ class ScheduledChunk:
             tokens if self.drafts is None else tokens + self.drafts,
             start,
             sequence.table.groups,
-            sequence.sample_task(tuple(m.seed for m in self.members)) if self.samples else None,
+            sequence.sample_task(tuple([m.seed for m in self.members])) if self.samples else None,
             targets, params.prompt_logprobs or 0,
             sequence.key.identity, sequence.table.state_slot, sequence.key.images, skipped,
             () if self.drafts is None else sequence.drafted_tasks(self.drafts),

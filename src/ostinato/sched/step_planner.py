@@ -8,7 +8,6 @@ unless a running prefill computes their prefix.
 """
 
 from array import array
-from collections.abc import Callable
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
@@ -72,7 +71,7 @@ class SingleFlight:
     def add(self, sequence: Sequence, num_planned: int) -> None:
         """Note a running sequence that has computed so many tokens after this step."""
         table = sequence.table
-        if table is not None and table.writes and num_planned < len(sequence.key):
+        if table is not None and table.writes and num_planned < len(sequence.key.tokens):
             if self._cache.chunk_unit is not None:  # states are findable after the step
                 num_planned = sequence.num_computed
             published = num_planned - num_planned % self._cache.block_size
@@ -105,7 +104,7 @@ class StepPlanner:
         self,
         config: SchedulerConfig,
         requests: RequestTable,
-        clock: Callable[[], float],
+        begun_s: float,
         costs: StepCosts,
         drafts: Drafts,
     ) -> None:
@@ -116,7 +115,7 @@ class StepPlanner:
         self._drafts = drafts
         self._cache = requests.cache
         self._requests = requests
-        self._clock = clock
+        self._begun_s = begun_s
         self._budget = config.max_num_batched_tokens
         self._max_chunk = config.max_chunk_tokens or self._budget
         self._in_flight = SingleFlight(self._cache)
@@ -133,7 +132,7 @@ class StepPlanner:
         self._admit_waiting()
         if not self.chunks:
             self._make_room()
-        sequences = tuple(chunk.schedule() for chunk in self.chunks)
+        sequences = tuple([chunk.schedule() for chunk in self.chunks])
         return StepPlan(sequences, tuple(self._copies), *self._cache.state_copies)
 
     def _max_chunk_tokens(self, sequence: Sequence, start: int) -> int:
@@ -271,7 +270,7 @@ class StepPlanner:
 
     def _end_of_chunk(self, sequence: Sequence) -> int:
         """Return where a sequence's next chunk may end: where its state can be kept, if it has."""
-        start, end = sequence.num_computed, len(sequence.key)
+        start, end = sequence.num_computed, len(sequence.key.tokens)
         if end - start == 1:
             return end
         end = min(end, start + self._max_chunk_tokens(sequence, start))
@@ -326,7 +325,7 @@ class StepPlanner:
             return True
         hit = match.num_tokens
         chunk_tokens = self._max_chunk_tokens(sequence, hit)
-        if chunk_tokens < min(self._min_chunk_tokens, len(sequence.key) - hit):
+        if chunk_tokens < min(self._min_chunk_tokens, len(sequence.key.tokens) - hit):
             return False
         is_sibling = sequence.index > 0 and not sequence.num_preemptions
         context = RequestContext(
@@ -346,7 +345,7 @@ class StepPlanner:
     def _start(self, sequence: Sequence, table: BlockTable) -> None:
         """Give an admitted sequence its first chunk."""
         if sequence.first_planned_s is None:
-            sequence.first_planned_s = self._clock()
+            sequence.first_planned_s = self._begun_s
             sequence.num_shared_tokens = table.num_shared_tokens
             sequence.num_copied_tokens = table.num_copied_tokens
             self._requests.stats.waited_prompt_tokens += sequence.num_waited_tokens

@@ -132,7 +132,7 @@ class LearnedPrices:
     def _note_pace(self, key: tuple[int, int], work: Work, seconds: float) -> None:
         """Compare a step with earlier ones of its cell or the next, at prices of the difference."""
         tokens, pairs = key
-        near = (self._cells.get((tokens, pairs + more)) for more in (0, -1, 1))
+        near = [self._cells.get((tokens, pairs + more)) for more in (0, -1, 1)]
         cell = next((c for c in near if c is not None and c.num_steps >= WELL_MEASURED), None)
         if cell is None or self._steady is None:
             return

@@ -36,6 +36,9 @@ class RankedOrder(WaitingOrder):
         A sequence that becomes overdue on the way is next: the bound holds within a step as well.
         """
         left = waiting[:MAX_RANKED]
+        if len(left) < 2:  # there is nothing to rank
+            yield from left
+            return
         ranks = self.rank(left)
 
         def place(sequence: Sequence) -> tuple[int, bool, int, int]:

@@ -140,9 +140,9 @@ class ShortestFirst(RankedOrder):
         def place(sequence: Sequence) -> tuple[int, bool, float, int]:
             start, number = starts[sequence.sequence_id], sequence.sequence_id
             is_late = sequence.table is None and sequence.num_overtakes >= self._max_overtakes
-            left: float = len(sequence.key) - start
+            left: float = len(sequence.key.tokens) - start
             if meter.prices is not None:
-                left = meter.prices.prompt_s(start, len(sequence.key) - start)
+                left = meter.prices.prompt_s(start, len(sequence.key.tokens) - start)
             return sequence.request.priority, not is_late, 0.0 if is_late else left, number
 
         return sorted(prompts, key=place)
@@ -169,7 +169,7 @@ class ShortestFirst(RankedOrder):
             name = sequence.sequence_id
             given = limits.get(name, 0)
             start = starts[name] + given
-            left = len(sequence.key) - start
+            left = len(sequence.key.tokens) - start
             chunk_tokens = min(left, meter.max_chunk_tokens(start, share))
             if 0 < chunk_tokens < left and has_end and meter.room > 0:
                 used_share = max(0.0, 1 - (1 - FILLED_SHARE) * whole / meter.room)

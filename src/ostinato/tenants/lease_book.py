@@ -68,7 +68,7 @@ class LeaseBook(CacheObserver):
 
     def on_step(self, unpin: Callable[[BlockTable], None]) -> None:
         """Release the leases that have expired, in O(log n) each."""
-        for lease in self.expired():
+        for lease in self.expired() if self._heap else ():
             unpin(lease.table)
 
     def on_admit(self, table: BlockTable, context: RequestContext) -> None:
