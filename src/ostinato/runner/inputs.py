@@ -150,7 +150,7 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         _concatenate([s.tokens for s in sequences])[0],
         positions,
         *rows,
-        groups=tuple(group_metadata(group) for group in range(len(sequences[0].tables))),
+        groups=tuple(map(group_metadata, range(len(sequences[0].tables)))),
         state_slots=_ints(s.state_slot for s in sequences)
         if sequences[0].state_slot >= 0
         else None,
@@ -161,9 +161,8 @@ def _decode_slots(
     tables: Sequence["array[int]"], sequences: Sequence[ScheduledSequence], block_size: int
 ) -> Ints:
     """Return the slot of each sequence's only new token."""
-    offsets = [divmod(sequence.start, block_size) for sequence in sequences]
-    pairs = zip(tables, offsets, strict=True)
-    slots = [table[column] * block_size + offset for table, (column, offset) in pairs]
+    pairs, size = zip(tables, sequences, strict=True), block_size
+    slots = [table[s.start // size] * size + s.start % size for table, s in pairs]
     return np.array(slots, dtype=np.int64)
 
 

@@ -123,8 +123,9 @@ class ModelRunner:
         laid_out = None
         if self.images is not None and any(sequence.images for sequence in plan.sequences):
             laid_out = lay_out(plan, inputs, self.images)
-        self.states.copy(plan.state_loads)
-        adapters = StepAdapters.of(plan, self.adapters)
+        if plan.state_loads:
+            self.states.copy(plan.state_loads)
+        adapters = StepAdapters.of(plan, self.adapters) if self.adapters else None
         if laid_out is not None:
             adapters = adapted_ahead(adapters, laid_out.images, self.adapters)
         hidden = HiddenRows() if reads_hidden(plan) else None
@@ -134,7 +135,8 @@ class ModelRunner:
             self.num_tokens_computed += len(inputs.input_ids)
             return self.sample(plan, inputs, output.logits, ids=output.ids)
         logits = self.forward(inputs, adapters, laid_out, hidden)
-        self.states.copy(plan.state_saves)
+        if plan.state_saves:
+            self.states.copy(plan.state_saves)
         self.num_tokens_computed += len(inputs.input_ids)
         return self.sample(plan, inputs, logits, hidden)
 
@@ -149,10 +151,8 @@ class ModelRunner:
 
         Effects: sets the rows of ``hidden`` to the input of the head.
         """
-        steps = tuple(
-            self.attention.start(metadata, store)
-            for metadata, store in zip(inputs.groups, self.kv_stores, strict=True)
-        )
+        pairs = zip(inputs.groups, self.kv_stores, strict=True)
+        steps = tuple([self.attention.start(metadata, store) for metadata, store in pairs])
         states = None
         if inputs.state_slots is not None:
             states = StateStep(inputs.state_slots, inputs.groups[0], self.states)
@@ -198,9 +198,10 @@ class ModelRunner:
             outcomes = [(SampledToken(token),) for token in ids]
         if any(task.params.readout is not None for task in tasks):
             outcomes = read_rows(outcomes, tasks, rows, hidden, inputs.sample_rows)
-        sampled, sums = iter(outcomes), hidden_sums(plan, inputs.prompt_rows, hidden)
+        sampled = iter(outcomes)
+        sums = {} if hidden is None else hidden_sums(plan, inputs.prompt_rows, hidden)
         return StepResult(
-            tuple(
+            tuple([
                 SequenceResult(
                     samples=()
                     if sequence.sample is None
@@ -209,8 +210,8 @@ class ModelRunner:
                     hidden_sum=sums.get(index),
                 )
                 for index, sequence in enumerate(plan.sequences)
-            )
-        )
+            ])
+        )  # fmt: skip
 
     def _taken(
         self,
@@ -245,5 +246,4 @@ class ModelRunner:
 
 def _tasks(plan: StepPlan) -> list[SampleTask]:
     """Return what is sampled, one task per row."""
-    sampling = (s for s in plan.sequences if s.sample is not None)
-    return [task for s in sampling for task in (s.sample, *s.drafted) if task is not None]
+    return [task for s in plan.sequences for task in (s.sample, *s.drafted) if task is not None]

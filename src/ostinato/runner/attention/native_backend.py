@@ -75,7 +75,13 @@ class NativeAttention:
 
 
 class NativeStep(AttentionStep):
-    """One step, read by the library."""
+    """One step, read by the library.
+
+    Attributes:
+        slots: Slots of the step's tokens.
+        sources: Slots to copy from in each layer, before reading.
+        targets: Slots to copy to.
+    """
 
     store: NativeKVStore
 
@@ -87,10 +93,10 @@ class NativeStep(AttentionStep):
         self._backend = backend
         self._num_threads = torch.get_num_threads()
         self._num_tokens = len(metadata.slots)
-        self._slots = store.check_slots(metadata.slots)
-        self._sources = store.check_slots(metadata.copy_sources)
-        self._targets = store.check_slots(metadata.copy_targets)
-        self._tables = self._new_tables(metadata)
+        self.slots = store.check_slots(metadata.slots)
+        self.sources = Slots.within(metadata.copy_sources, store.num_slots)
+        self.targets = store.check_slots(metadata.copy_targets)
+        self._tables = StepTables(metadata, store.num_blocks + 1)
         self._calls: dict[tuple[int | None, int, LayerKV, bool], Attention] = {}
         self._kept: list[object] = []  # what the calls point to
 
@@ -98,9 +104,9 @@ class NativeStep(AttentionStep):
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
         """Store, copy and attend; see ``AttentionStep``."""
-        self.store.write_checked(layer, keys, values, self._slots, self._num_threads)
-        if len(self._targets):
-            self.store.copy_checked(layer, self._sources, self._targets)
+        self.store.write_checked(layer, keys, values, self.slots, self._num_threads)
+        if len(self.targets):
+            self.store.copy_checked(layer, self.sources, self.targets)
         return self.read(layer, queries, keys, values, style)
 
     def read(
@@ -122,16 +128,6 @@ class NativeStep(AttentionStep):
         attention.sinks = None if sinks is None else sinks.data_ptr()
         self._backend.native.ost_attend(byref(attention))
         return output
-
-    @property
-    def slots(self) -> Slots:
-        """Slots of the step's tokens."""
-        return self._slots
-
-    @property
-    def copies(self) -> tuple[Slots, Slots]:
-        """Slots to copy from and to in each layer, before reading."""
-        return self._sources, self._targets
 
     def of_kind(
         self, layer: int, num_heads: int, window: int | None, rows: Ints | None = None
@@ -180,11 +176,10 @@ class NativeStep(AttentionStep):
             window, num_heads // kept.num_kv_heads, kept.num_kv_heads, self._num_threads
         )
         rules = self._backend.limits.rules(kind, self._backend.read_once)
-        tables = self._tables if rows is None else self._new_tables(self.metadata.at_rows(rows))
+        tables = self._tables
+        if rows is not None:
+            tables = StepTables(self.metadata.at_rows(rows), self.store.num_blocks + 1)
         return plan_native(self._backend.native, tables, rules)
-
-    def _new_tables(self, metadata: AttentionMetadata) -> StepTables:
-        return StepTables(metadata, self.store.num_blocks + 1)
 
 
 def _checked_sinks(sinks: Tensor, num_heads: int) -> Tensor:

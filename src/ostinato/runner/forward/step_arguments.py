@@ -44,7 +44,7 @@ class StepInput:
     adapters: StepAdapters | None
 
     def __len__(self) -> int:
-        return len(self.vectors)
+        return len(self.vectors.places)
 
 
 NativeSteps = Mapping[int, NativeStep]
@@ -161,16 +161,16 @@ class StepArguments:
         tables = []
         for kind, take in self._angles.items():
             lookup = self.angles[kind].of(step_input.positions)
-            assert len(lookup) == num_rows, "angles for each row"
+            assert len(lookup.places) == num_rows, "angles for each row"
             take.look_up(lookup)
             tables.append(lookup)
         return tables
 
     def _set_slots(self, steps: NativeSteps, num_rows: int) -> None:
         for step in {id(step): step for step in steps.values()}.values():
-            assert len(step.slots) == num_rows, "a slot for each row"
-            self._slots[id(step.store)][:num_rows] = step.slots.ids
-            copies, (sources, targets) = self._copies[id(step.store)], step.copies
-            assert len(sources) == len(targets), "a target for each"
-            copies.sources, copies.targets = sources.address, targets.address
-            copies.num_slots = len(targets)
+            slots, copies = step.slots.ids, self._copies[id(step.store)]
+            assert len(slots) == num_rows, "a slot for each row"
+            self._slots[id(step.store)][:num_rows] = slots
+            copies.sources, copies.targets = step.sources.address, step.targets.address
+            copies.num_slots = len(step.targets.ids)
+            assert len(step.sources.ids) == copies.num_slots, "a target for each"

@@ -111,6 +111,7 @@ class _StepProgram:
     ) -> None:
         self._arena, self._arguments = arena, arguments
         self._head, self.hidden = operations.head, operations.hidden
+        self._stride = row_stride(self._head.num_outputs)
         self._program = Program(library, operations.operations, arena)
 
     def fits(self, steps: NativeSteps, num_rows: int) -> bool:
@@ -123,12 +124,11 @@ class _StepProgram:
         """Compute a step; see ``Steps``."""
         tables = self._arguments.set(step_input, steps)
         num_rows, num_logit_rows = len(step_input), len(step_input.logit_rows)
-        size = self._head.num_outputs
-        block = torch.empty(num_logit_rows, row_stride(size), dtype=self._arena.dtype)
+        block = torch.empty(num_logit_rows, self._stride, dtype=self._arena.dtype)
         self._head.outputs = Matrix.of(block)
         self._program.run(num_rows, num_logit_rows, torch.get_num_threads())
         del tables  # read until here
-        return block[:, :size]
+        return block[:, : self._head.num_outputs]
 
 
 def native_steps(step: LayerAttention, attending: Sequence[int]) -> dict[int, NativeStep] | None:

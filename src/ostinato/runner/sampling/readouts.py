@@ -31,18 +31,18 @@ def reads_hidden(plan: StepPlan) -> bool:
 
 
 def hidden_sums(
-    plan: StepPlan, rows: Sequence[range], hidden: HiddenRows | None
+    plan: StepPlan, rows: Sequence[range], hidden: HiddenRows
 ) -> dict[int, "array[float]"]:
     """Return the sums of sequences whose mean is read, by their place in the plan.
 
     Args:
         plan: The step.
         rows: The range of logit rows of each sequence's prompt.
-        hidden: Of all rows with logits; None if no sequence reads them.
+        hidden: Of all rows with logits.
     """
     sums = {}
     for index, sequence in enumerate(plan.sequences):
-        if sequence.hidden_sum is not None and hidden is not None:
+        if sequence.hidden_sum is not None:
             added = hidden.rows[rows[index].start : rows[index].stop].double().cpu().numpy()
             total = np.array(sequence.hidden_sum or [0.0] * added.shape[1])
             for row in added:

@@ -94,7 +94,7 @@ class StateStore:
 
     def copy(self, copies: Sequence[StateCopy]) -> None:
         """Copy slots in all layers, one after another; source -1 is the zero state."""
-        for tensors in self._states.values() if copies else ():
+        for tensors in self._states.values():
             for tensor in tensors:
                 for copy in copies:
                     if copy.source < 0:
