@@ -105,7 +105,7 @@ class Adapters(CacheObserver):
         """Start with ``held``, the runner's adapters by digest, which is changed here alone."""
         self.by_name: dict[str, NamedAdapter] = {}  # those that requests may use
         self._config, self._held = config, held
-        self._ending: set[bytes] = set()  # unloaded, with requests that have not ended
+        self.ending: set[bytes] = set()  # unloaded, with requests that have not ended
 
     @property
     def num_bytes(self) -> int:
@@ -154,7 +154,7 @@ class Adapters(CacheObserver):
         if digest in self._held:  # weights of one content are kept once
             named = replace(named, adapter=self._held[digest])
         self._held[digest] = named.adapter
-        self._ending.discard(digest)
+        self.ending.discard(digest)
         self.by_name[name] = named
         return None if old is None else old.adapter
 
@@ -174,20 +174,15 @@ class Adapters(CacheObserver):
         """
         if self.is_usable(adapter.digest):
             return False
-        self._ending.add(adapter.digest)
+        self.ending.add(adapter.digest)
         for table in tables:
             self._stop_writing(table)
         return True
 
-    @property
-    def num_ending(self) -> int:
-        """Unloaded adapters with requests that have not ended."""
-        return len(self._ending)
-
     def free(self, live: Collection[bytes]) -> None:
         """Free the weights of unloaded adapters that no live request has."""
-        for digest in self._ending.difference(live):
-            self._ending.remove(digest)
+        for digest in self.ending.difference(live):
+            self.ending.remove(digest)
             del self._held[digest]
 
     def is_usable(self, digest: bytes) -> bool:
@@ -225,7 +220,7 @@ class Adapters(CacheObserver):
         self._stop_writing(child)
 
     def _stop_writing(self, table: BlockTable) -> None:
-        if table.key.identity.adapter in self._ending:
+        if table.key.identity.adapter in self.ending:
             table.writes = False
 
     def _check(self, request: LoRARequest) -> None:

@@ -50,7 +50,6 @@ from ostinato.observe.counters import CacheStats
 from ostinato.plugins.plugged import plug_in
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
-from ostinato.sched.stats import SchedulerStats
 from ostinato.scheduling.held_requests import HeldRequests
 from ostinato.scheduling.learned_prices import LearnedPrices
 
@@ -64,6 +63,8 @@ class Engine:
         owner: The process that it runs in.
         compute_path: How the runner computes steps, and why not faster.
         drafting: Whether decodes draft, and from which text.
+        max_model_len: Most tokens of prompt and answer together.
+        scheduler_stats: Counters of the scheduler.
         defaults: Sampling parameters of requests that give none.
         adapters: LoRA adapters by name.
         public_prefixes: The prefixes that several tenants share.
@@ -130,6 +131,8 @@ class Engine:
             setup.scheduling, self.cache, steps_clock, holding, self.prices,
             self.plugged.make_order, self.plugged.wrap_order, drafter,
         )  # fmt: skip
+        self.scheduler_stats = self.scheduler.stats
+        self.max_model_len = self.scheduler.config.max_model_len
         self.waits = WaitBook(self.prices, config.keep_explanations)
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
@@ -201,22 +204,12 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is live."""
-        return self.scheduler.has_work
+        return bool(self.scheduler.requests.live)
 
     @property
     def cache_stats(self) -> CacheStats:
         """Counters of the cache."""
         return self.cache.stats
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and answer together."""
-        return self.scheduler.config.max_model_len
-
-    @property
-    def scheduler_stats(self) -> SchedulerStats:
-        """Counters of the scheduler."""
-        return self.scheduler.stats
 
     def add(self, prepared: PreparedRequest) -> None:
         """Add a request.
@@ -225,13 +218,13 @@ class Engine:
             DuplicateRequest: Another one of its name was added meanwhile.
             RequestError: Its tenant is being erased.
         """
-        if any(prepared.request.identity.belongs_to(salt) for salt in self._blocked):
+        identity = prepared.request.identity
+        if any(map(identity.belongs_to, self._blocked)):
             raise RequestError(
                 "the tenant of the request, or a public prefix that it begins with, is being "
                 "erased: send it again when that is done"
             )
-        adapter = prepared.request.identity.adapter
-        if adapter and not self.adapters.is_usable(adapter):
+        if identity.adapter and not self.adapters.is_usable(identity.adapter):
             raise RequestError("the adapter of the request was unloaded: load it again")
         if prepared.search is not None and self.recorder.path is not None:
             raise RequestError("a trace cannot repeat beams: stop the recording, or sample")
@@ -264,7 +257,7 @@ class Engine:
         for request_id, note in () if self.tiers is None else self.tiers.begin_step():
             if request_id in self._states:
                 self._states[request_id].load_note = note
-        failed = self._begin_image_step()
+        failed = [] if self.image_encoder is None else self._begin_image_step(self.image_encoder)
         if self.tiers is not None and self.tiers.wait_for_loads():
             return failed
         try:
@@ -285,12 +278,11 @@ class Engine:
 
     def _step(self) -> list[RequestState]:
         """Plan, run and commit a step."""
-        self.recorder.tick()
+        self.recorder.begin_step()
         begun_s = self._clock()
         plan = self.scheduler.plan()
         if not plan.sequences:
             return []
-        self.recorder.on_planned()
         try:
             result = self._execute(plan)
         except Exception as error:
@@ -299,9 +291,8 @@ class Engine:
         except BaseException as interruption:
             self._fail(f"interrupted: {type(interruption).__name__}")
             raise
-        self.recorder.tick()
+        self.recorder.end_step()
         updates = self.scheduler.commit(result)
-        self.recorder.on_committed()
         self.waits.add_step(plan, self._clock() - begun_s)
         return self.process_outputs(updates)
 
@@ -312,12 +303,10 @@ class Engine:
         finally:
             self.is_computing = False
 
-    def _begin_image_step(self) -> list[RequestState]:
+    def _begin_image_step(self, image_encoder: ImageEncoder) -> list[RequestState]:
         """Take encoded images; returns requests that ended because one cannot be encoded."""
-        if self.image_encoder is None:
-            return []
         loading: HeldRequests = set() if self.tiers is None else self.tiers.loads.held
-        failed = self.image_encoder.begin_step(loading, self.scheduler.num_running)
+        failed = image_encoder.begin_step(loading, self.scheduler.num_running)
         touched = {request_id: self._states[request_id] for request_id in failed}
         for request_id, error in failed.items():
             self._cancel(request_id)
@@ -406,7 +395,7 @@ class Engine:
 
     def free_adapters(self) -> None:
         """Free the weights of unloaded adapters that no live request has."""
-        if self.adapters.num_ending:
+        if self.adapters.ending:
             self.adapters.free({s.request.identity.adapter for s in self._states.values()})
 
     def is_loading(self, salt: str | bytes) -> bool:
@@ -456,10 +445,9 @@ class Engine:
     def _fail(self, error: str) -> list[RequestState]:
         """End the requests of a failed step, with all of their continuations."""
         now_s = self._clock()
-        self.recorder.tick()
+        self.recorder.fail_step()
         touched: dict[RequestId, RequestState] = {}
         ended = self.scheduler.fail()
-        self.recorder.on_failed()
         for update in ended:
             self.waits.end(update.sequence, now_s)
             self.recorder.record_output(update.sequence)

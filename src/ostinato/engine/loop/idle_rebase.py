@@ -350,11 +350,11 @@ class IdleRebase:
     def _run_step(self, name: RequestId) -> int:
         """Run one step, and end its request; returns how many tokens of it are computed."""
         [sequence] = self._scheduler.requests.live[name]
+        self._recorder.begin_step()
         plan = self._scheduler.plan()
         if not plan.sequences:  # all blocks are held
             self._cancel(name)
             return 0
-        self._recorder.on_planned()
         end = plan.sequences[0].end
         try:
             result = self._execute(plan)
@@ -364,9 +364,8 @@ class IdleRebase:
                 raise
             logger.exception("a step failed that prepared a prompt")
             return 0
-        self._recorder.tick()
+        self._recorder.end_step()
         self._scheduler.commit(result)
-        self._recorder.on_committed()
         if sequence.finish_reason is None:
             self._cancel(name)
         else:
@@ -380,9 +379,8 @@ class IdleRebase:
         self._recorder.on_cancelled(name, self._scheduler.cancel(name))
 
     def _fail(self, sequence: Sequence) -> None:
-        self._recorder.tick()
+        self._recorder.fail_step()
         self._scheduler.fail()
-        self._recorder.on_failed()
         self._recorder.record_output(sequence)
         self._recorder.on_ended(sequence.request.request_id)
 

@@ -94,7 +94,8 @@ class Recorder:
         self._names = TokenHasher()
         self._live: dict[RequestId, _Live] = {}
         self._chains: dict[int, ChainedHash] = {}  # used by the writer's thread only
-        self._start_us = self._now_us = self._num_steps = self._num_requests = 0
+        self._start_us = self._now_us = self._planned_us = 0
+        self._num_steps = self._num_requests = 0
         self._times: list[int] = []
 
     @property
@@ -182,22 +183,25 @@ class Recorder:
         self._put(line)
 
     @_never_raises
-    def on_planned(self) -> None:
-        """Record that the current step was planned, at the time of the last tick."""
-        self._times.append(self._at_us)
+    def begin_step(self) -> None:
+        """Advance the clock to now, when a step is planned."""
+        self._now_us = self.clock.freeze()
+        self._planned_us = self._at_us
 
     @_never_raises
-    def on_committed(self) -> None:
-        """Record that the step ran, at the time of the last tick."""
-        self._times.append(self._at_us)
+    def end_step(self) -> None:
+        """Advance the clock to now, when the step is committed, and record it."""
+        self._now_us = self.clock.freeze()
+        self._times += self._planned_us, self._at_us
         self._num_steps += 1
         if len(self._times) >= 2 * STEPS_PER_LINE:
             self._put_steps()
 
     @_never_raises
-    def on_failed(self) -> None:
-        """Record that the step failed, at the time of the last tick."""
-        step, times_us = self._num_steps, (self._times.pop(), self._at_us)
+    def fail_step(self) -> None:
+        """Advance the clock to now, and record that the step failed."""
+        self._now_us = self.clock.freeze()
+        step, times_us = self._num_steps, (self._planned_us, self._at_us)
         self._put(lambda: trace.Failed(step=step, times_us=times_us))
         self._num_steps += 1
 
@@ -314,12 +318,11 @@ class Recorder:
         self._writer.put(line)
 
     def _put_steps(self) -> None:
-        """Queue the times of the steps that ran, but not of a plan without a result yet."""
+        """Queue the times of the steps that ran."""
         assert self._writer is not None
-        whole = len(self._times) // 2 * 2
-        if whole:
-            times, self._times = tuple(self._times[:whole]), self._times[whole:]
-            event = trace.Steps(step=self._num_steps - whole // 2, times_us=times)
+        if self._times:
+            times, self._times = tuple(self._times), []
+            event = trace.Steps(step=self._num_steps - len(times) // 2, times_us=times)
             self._writer.put(lambda: event)
 
     def _end(self) -> None:
