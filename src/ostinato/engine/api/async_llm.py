@@ -60,6 +60,7 @@ class AsyncLLM:
     """A model with a prefix cache, for many callers at once, with streaming and cancel.
 
     Attributes:
+        engine: The engine; while its thread runs, only counters may be read.
         tokenizing: Tokenizes, renders conversations and loads images, off the event loop.
     """
 
@@ -74,11 +75,11 @@ class AsyncLLM:
             ConfigError: A setting is out of range.
             ModelError: The model cannot be served.
         """
-        self._engine = run_in_new_thread(Engine, EngineConfig.of(model, settings))
-        self._admin = AdminApi(self._engine)
+        self.engine = run_in_new_thread(Engine, EngineConfig.of(model, settings))
+        self._admin = AdminApi(self.engine)
         self._admin.start_recording_if_set()
-        self.tokenizing = TokenizerExecutor(self._engine)
-        self._thread = EngineThread(self._engine)
+        self.tokenizing = TokenizerExecutor(self.engine)
+        self._thread = EngineThread(self.engine)
         self._waiting_admin = AsyncAdminApi(self._admin, self._thread, self.tokenizing)
 
     @classmethod
@@ -95,12 +96,7 @@ class AsyncLLM:
     @property
     def cache_stats(self) -> CacheStats:
         """Counters of the prefix cache since the start."""
-        return self._engine.cache_stats
-
-    @property
-    def engine(self) -> Engine:
-        """The engine; while its thread runs, only counters may be read."""
-        return self._engine
+        return self.engine.cache_stats
 
     async def look(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
         """Read from the engine between two steps.
@@ -114,7 +110,7 @@ class AsyncLLM:
         Raises:
             EngineStopped: The engine was shut down.
         """
-        return await self._thread.call(lambda: question(self._engine))
+        return await self._thread.call(lambda: question(self.engine))
 
     @property
     def is_running(self) -> bool:
@@ -124,11 +120,11 @@ class AsyncLLM:
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and answer together."""
-        return self._engine.max_model_len
+        return self.engine.max_model_len
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return what requests without parameters sample with; as in ``LLM``."""
-        return self._engine.defaults.params()
+        return self.engine.defaults.params()
 
     async def encode(
         self, text: str, *, prompt_context: Prompt = _ANYONE, add_special_tokens: bool = True
@@ -183,13 +179,10 @@ class AsyncLLM:
 
         Effects: leaving the iteration early cancels the request and releases its blocks.
         """
-        refuse_arguments(unsupported)
+        if unsupported:
+            refuse_arguments(unsupported)
         parsed = parse_prompt(prompt)
-
-        async def as_it_is() -> Prompt:
-            return parsed
-
-        return self._stream(as_it_is, sampling_params, request_id, priority, lora_request)
+        return self._stream(parsed, sampling_params, request_id, priority, lora_request)
 
     def beam_search(
         self,
@@ -227,7 +220,7 @@ class AsyncLLM:
             MissingTokenizer: The checkpoint has none.
             RequestError: As in ``generate``, or the chat template refuses.
         """
-        self._engine.loaded.require_tokenizer()
+        self.engine.loaded.require_tokenizer()
         adapter = "" if lora_request is None else lora_request.lora_name
         prompt_context = Prompt(
             keep_tokens=keep_tokens,
@@ -269,7 +262,7 @@ class AsyncLLM:
     @property
     def prepares_next(self) -> bool:
         """Whether prompts that follow an answer are computed in idle steps (``idle_rebase``)."""
-        return self._engine.rebase.is_on
+        return self.engine.rebase.is_on
 
     async def offer_next(
         self, request_id: str, prompt_context: Prompt, tokens: "array[int]", in_loop: bool = False
@@ -286,7 +279,7 @@ class AsyncLLM:
             Whether there is something to compute.
         """
         return await self._thread.call(
-            lambda: self._engine.offer_next(request_id, prompt_context, tokens, in_loop)
+            lambda: self.engine.offer_next(request_id, prompt_context, tokens, in_loop)
         )
 
     async def explain(
@@ -320,7 +313,7 @@ class AsyncLLM:
         Raises:
             CacheInUse: Requests run, and ``preempt_running`` is off.
         """
-        await self._thread.call(lambda: self._engine.reset_cache(preempt_running))
+        await self._thread.call(lambda: self.engine.reset_cache(preempt_running))
         return True
 
     async def update_weights(self, source: WeightSource) -> int:
@@ -329,7 +322,7 @@ class AsyncLLM:
         Effects: running requests continue with the keys and values that they have, and publish
         nothing more.
         """
-        update = await asyncio.to_thread(read_weights, source, self._engine.loaded)
+        update = await asyncio.to_thread(read_weights, source, self.engine.loaded)
         return await self._thread.call(lambda: self._admin.update_weights(update))
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
@@ -341,7 +334,7 @@ class AsyncLLM:
 
         Effects: requests that have it finish, and publish nothing more.
         """
-        return await self._thread.call(lambda: remove_adapter(self._engine, lora_id))
+        return await self._thread.call(lambda: remove_adapter(self.engine, lora_id))
 
     async def list_loras(self) -> set[int]:
         """Return the numbers of the loaded adapters."""
@@ -421,7 +414,7 @@ class AsyncLLM:
 
     def _stream(
         self,
-        prompt: Callable[[], Awaitable[Prompt]],
+        prompt: Prompt | Callable[[], Awaitable[Prompt]],
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,
@@ -430,7 +423,7 @@ class AsyncLLM:
         params = self.get_default_sampling_params() if params is None else params
 
         async def make() -> PreparedRequest:
-            prepared = await prompt()
+            prepared = prompt if isinstance(prompt, Prompt) else await prompt()
             if lora_request is not None:
                 await self.add_lora(lora_request)
                 prepared = replace(prepared, adapter=lora_request.lora_name)

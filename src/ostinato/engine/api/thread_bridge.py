@@ -96,9 +96,10 @@ class CommandQueue:
 
     def put(self, command: Command) -> None:
         """Queue a command without waiting for it, as ``check`` allows; called from any thread."""
-        self._owner.check()  # first: a fork may have copied a locked lock
+        self.check()  # first: a fork may have copied a locked lock
         with self._closing:
-            self.check()
+            if self._reason is not None:
+                raise EngineStopped(self._reason)
             self._commands.put(command)
 
     def check(self) -> None:

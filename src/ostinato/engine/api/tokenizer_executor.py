@@ -8,7 +8,7 @@ event loop itself, since a change of threads costs more than the check.
 import copy
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -36,6 +36,7 @@ from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.requests.tenant_queue import TenantQueue
 from ostinato.engine.text.token_table import TokenTable
 from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.images.parts import images_in
 from ostinato.images.picture import Picture
 
 SHORT_TOKENS = 8192
@@ -77,12 +78,12 @@ class TokenizerExecutor:
             with self._making:
                 return self._engine.make_request(known, params, request_id, priority, constraint)
 
-        prompt = self._engine.prompts.with_placeholders(prompt)
         if prompt.token_ids is not None:
             if _num_ids(prompt) <= SHORT_TOKENS and not prompt.images:
                 return make(prompt)
             return await self._texts.run(prompt.cache_salt, lambda: make(prompt))
 
+        prompt = self._engine.prompts.with_placeholders(prompt)
         max_tokens, keep = self._engine.max_model_len, None
         if isinstance(params, SamplingParams):
             keep = kept_prompt_tokens(params, max_tokens)
@@ -99,6 +100,8 @@ class TokenizerExecutor:
         Raises:
             RequestError: The model takes none or not as many, or one cannot be loaded.
         """
+        if not images_in(messages):
+            return messages, ()
         self._engine.owner.check()
         return await self._engine.image_prompts.load(
             messages, self._images.of_tenant(cache_salt), self._engine.max_model_len
@@ -172,14 +175,14 @@ class TokenizerExecutor:
         tokens, table = self._ids_and_table(token_ids)
         return await self.run(lambda: list(map(table.text, tokens)))
 
-    async def render(
+    def render(
         self,
         prompt_context: Prompt,
         messages: Sequence[Message],
         chat_template: str | None = None,
         history: Sequence[Message] | None = None,
         **settings: Any,
-    ) -> RenderedChat:
+    ) -> Awaitable[RenderedChat]:
         """Return a conversation's token ids, which may be passed on as ``prompt_token_ids``.
 
         Args:
@@ -207,7 +210,7 @@ class TokenizerExecutor:
             written.append(continuation)
             return partly
 
-        return await self._tokenized(
+        return self._tokenized(
             prompt_context,
             begin,
             self._engine.max_model_len,

@@ -19,7 +19,7 @@ from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import Request
 from ostinato.engine.grammar.grammar import GrammarCompiler
-from ostinato.engine.grammar.thinking_budget import ThinkingConstraint
+from ostinato.engine.grammar.thinking_budget import ThinkingBudget, ThinkingConstraint
 from ostinato.engine.loop.adapters import Adapters
 from ostinato.engine.prompts.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes, salt_of_public
@@ -149,7 +149,8 @@ class RequestFactory:
         tokens, images, spans = self._prompts.placed(prompt, tokens)
         if params.structured_outputs is not None and constraint is None:
             constraint = self.grammars.compile(params.structured_outputs, prompt.cache_salt)
-        constraint = self._bounded(constraint, prepared)
+        if params.thinking_budget is not None:
+            constraint = self._bounded(params.thinking_budget, constraint, prepared)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
         reads = cache_read and not params.needs_whole_prompt
         reads &= params.prompt_logprobs is None or params.prompt_logprob_start > 1
@@ -204,12 +205,9 @@ class RequestFactory:
         return search, replace(params, n=1, temperature=0.0, logprobs=count, drafts="off")
 
     def _bounded(
-        self, constraint: TokenConstraint | None, prepared: PreparedParams
-    ) -> TokenConstraint | None:
+        self, budget: ThinkingBudget, constraint: TokenConstraint | None, prepared: PreparedParams
+    ) -> TokenConstraint:
         """Return a constraint that keeps the request's thinking budget as well."""
-        budget = prepared.params.thinking_budget
-        if budget is None:
-            return constraint
         num_bytes = 4 * -(-self._loaded.vocab_size // 32)
         return ThinkingConstraint(budget, prepared.closing_ids, self._tokens, num_bytes, constraint)
 
@@ -227,7 +225,8 @@ class RequestFactory:
         longest = self._scheduler.config.max_model_len
         keep = kept_prompt_tokens(params, longest)
         if keep is None:
-            prompt = self._prompts.tokenized(self._prompts.with_placeholders(prompt), longest)
+            if prompt.token_ids is None:
+                prompt = self._prompts.tokenized(self._prompts.with_placeholders(prompt), longest)
         elif prompt.images:
             raise InvalidSamplingParams(
                 f"truncate_prompt_tokens={params.truncate_prompt_tokens}: a prompt with images is "

@@ -45,7 +45,7 @@ class ImagePrompts:
         """Fetch the images of a conversation, and decode them one after the other.
 
         Args:
-            messages: In order.
+            messages: In order, with at least one image.
             reader: Reads images outside of the event loop.
             max_tokens: Images with more tokens are refused.
 
@@ -57,8 +57,6 @@ class ImagePrompts:
                 checked before anything is decoded.
         """
         sources = images_in(messages)
-        if not sources:
-            return messages, ()
         vision = self._vision_for(len(sources))
         images = await self._fetch_all(sources)
         files = [pair for pair in enumerate(images, 1) if isinstance(pair[1], bytes)]
@@ -114,7 +112,7 @@ class ImagePrompts:
 
     def spelled(self, text: str, images: Sequence[Any]) -> str:
         """Return a prompt's text with one placeholder token for each image."""
-        return self._vision_for(len(images)).spelled(text) if images else text
+        return self._vision_for(len(images)).spelled(text)
 
     def num_tokens(self, images: Sequence[Picture], tokens: "array[int]") -> int:
         """Return how many tokens the beginning of a prompt with images has with all placeholders.

@@ -138,9 +138,11 @@ class PromptTokenizer:
     ) -> tuple[PartlyTokenized, Continuation]:
         """Find what is known of a conversation's prompt; as ``ChatTurns.begin``."""
         assert self.turns is not None, "conversations need a tokenizer"
-        text = self.images.spelled(continuation.text, prompt.images)
-        if prompt.images or not continuation.placed:
+        if prompt.images:
+            text = self.images.spelled(continuation.text, prompt.images)
             return self.begin_text(text, prompt), continuation
+        if not continuation.placed:
+            return self.begin_text(continuation.text, prompt), continuation
         return self.turns.begin(continuation, self._namespaces(prompt))
 
     def with_ids(self, prompt: Prompt, known: TokenizedText) -> Prompt:

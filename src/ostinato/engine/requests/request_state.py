@@ -45,12 +45,7 @@ class CompletionState:
             skip = self._params.skip_special_tokens
             self._detokenizer = Detokenizer(tokens, skip, request.prompt_token_ids)
         include = self._params.include_stop_str_in_output
-        self._stops = StopChecker(prepared.stops, include=include)
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that the text has reached, if any."""
-        return self._stops.matched
+        self.stops = StopChecker(prepared.stops, include=include)
 
     def is_due(self, interval: int) -> bool:
         """Whether its stream gets its new tokens now: ``interval`` of them, the first or last."""
@@ -80,19 +75,19 @@ class CompletionState:
         if not ends or self._params.include_stop_str_in_output:
             new_text = self._detokenizer.append([token.token_id])
         may_stop = len(self.token_ids) > self._params.min_tokens
-        self.text += self._stops.append(new_text, may_stop)
+        self.text += self.stops.append(new_text, may_stop)
 
     def _ends_text(self, token_id: int) -> bool:
         return token_id in self._params.stop_token_ids or token_id in self._eos_token_ids
 
     def end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         """Set why it ended, and release text that was held back."""
-        if self._detokenizer is not None and self.stop_string is None:
-            self.text += self._stops.append(self._detokenizer.finish())
-            if self.stop_string is None:
-                self.text += self._stops.finish()
+        if self._detokenizer is not None and self.stops.matched is None:
+            self.text += self.stops.append(self._detokenizer.finish())
+            if self.stops.matched is None:
+                self.text += self.stops.finish()
             else:  # the last character completed it
-                reason, stop_reason = FinishReason.STOP, self.stop_string
+                reason, stop_reason = FinishReason.STOP, self.stops.matched
         self.finish_reason, self.stop_reason = reason, stop_reason
 
 
@@ -123,7 +118,7 @@ class RequestState:
         self._first_scored = min(prepared.request.params.prompt_logprob_start, length)
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [
             *[None] * min(prepared.params.prompt_logprob_start, length),
-            *(named_logprobs(row, tokens) for row in self._scored),
+            *[named_logprobs(row, tokens) for row in self._scored],
         ]
         self._completions = [
             CompletionState(index, prepared, tokens) for index in range(prepared.params.n)
@@ -137,9 +132,9 @@ class RequestState:
                 first and the last output are due at once.
         """
         num_new_tokens = max(interval, self.params.stream_interval or 1)
-        is_due = self.search is not None or any(
+        is_due = self.search is not None or True in [
             completion.is_due(num_new_tokens) for completion in self._completions
-        )
+        ]
         if self.params.output_kind is RequestOutputKind.FINAL_ONLY or not is_due:
             return self.output() if self.finished else None
         for completion in self._completions:
@@ -152,10 +147,9 @@ class RequestState:
         leader = self._leader
         return leader.num_shared_tokens + leader.num_copied_tokens if leader else 0
 
-    @property
-    def cached_tokens_from(self) -> dict[str, int]:
-        """Tokens of the prompt that hit, by where their keys and values came from."""
-        leader, note, num_tokens = self._leader, self.load_note, self.num_cached_tokens
+    def _cached_tokens_from(self, num_tokens: int) -> dict[str, int]:
+        """Return the tokens that hit by where their keys and values came from."""
+        leader, note = self._leader, self.load_note
         if leader is None or not num_tokens:
             return {}
         loaded = {} if note is None else note.loaded_before(leader.num_shared_tokens)
@@ -184,9 +178,10 @@ class RequestState:
                 self._first_token_s = now_s
             self._last_token_s = now_s
             completion.append(token, sequence.finish_reason)
-        if completion.stop_string is not None:
-            self._end(completion, FinishReason.STOP, completion.stop_string, now_s)
-            return completion.stop_string if sequence.finish_reason is None else None
+        stop_string = completion.stops.matched
+        if stop_string is not None:
+            self._end(completion, FinishReason.STOP, stop_string, now_s)
+            return stop_string if sequence.finish_reason is None else None
         if sequence.finish_reason is not None:
             self._end(completion, sequence.finish_reason, sequence.stop_reason, now_s)
         return None
@@ -236,7 +231,7 @@ class RequestState:
 
     def output(self) -> RequestOutput:
         """Return the output so far."""
-        leader = self._leader
+        leader, num_cached_tokens = self._leader, self.num_cached_tokens
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
@@ -244,8 +239,8 @@ class RequestState:
             prompt_logprobs=self._prompt_logprobs_so_far(),
             outputs=[self._completion(completion) for completion in self._completions],
             finished=self.finished,
-            num_cached_tokens=self.num_cached_tokens,
-            cached_tokens_from=self.cached_tokens_from,
+            num_cached_tokens=num_cached_tokens,
+            cached_tokens_from=self._cached_tokens_from(num_cached_tokens),
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
             num_waited_tokens=leader.num_waited_tokens if leader else 0,
             num_kept_tokens=self.request.num_kept_tokens,

@@ -253,11 +253,11 @@ def check_request_id(request_id: Any) -> str:
 def draw_seeds(params: SamplingParams, generator: random.Random) -> tuple[int, ...]:
     """Return one seed per continuation: the request's own or a drawn one, then derived ones."""
     seed = generator.getrandbits(63) if params.seed is None else params.seed
-    digests = (
-        hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
-        for index in range(1, params.n)
-    )
-    return (seed, *(int.from_bytes(digest, "little") >> 1 for digest in digests))
+    seeds = [seed]
+    for index in range(1, params.n):
+        digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+        seeds.append(int.from_bytes(digest, "little") >> 1)
+    return tuple(seeds)
 
 
 def _encode(tokenizer: Any, text: str, keep: int | None) -> list[int]:

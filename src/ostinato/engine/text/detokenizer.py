@@ -72,12 +72,13 @@ class Detokenizer:
                 break
             if entry := self._shown(token):
                 tail.append(entry)
-        ids = [token for token, _ in reversed(tail)]
-        is_text = bool(tail) and all([data is None for _, data in tail])
+        tail.reverse()
+        ids, pieces = map(list, zip(*tail, strict=True)) if tail else ([], [])
+        is_text = pieces.count(None) == len(pieces) > 0
         if is_text and (text := self._table.decode(ids)) and not text.endswith(_REPLACEMENT):
             self._context = ids  # each ends with a whole character
             return
-        for token, data in reversed(tail):
+        for token, data in tail:
             self._take(token, data)
 
     def append(self, token_ids: Iterable[int]) -> str:
