@@ -35,6 +35,8 @@ class Body(BaseModel):
             return body
         if len(body) > MAX_FIELDS:
             raise ValueError(f"an object of {len(body)} fields: at most {MAX_FIELDS} are looked at")
+        if None not in body.values():
+            return body
         return {name: value for name, value in body.items() if value is not None}
 
 

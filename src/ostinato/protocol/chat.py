@@ -231,7 +231,8 @@ class ChatBody(TemplateFields, SamplingFields):
 
     def breakpoints(self) -> list[Breakpoint]:
         """Return the last marks, in order; none without ``cache.write``."""
-        marks = (mark for message in self.messages for mark in message.marks(self.mark_ttl))
+        ttl = self.mark_ttl
+        marks = [mark for message in self.messages for mark in message.marks(ttl)]
         return breakpoints_of(marks) if self.cache.write else []
 
     def conversation(self, num_parts: int | None = None) -> list[dict[str, Any]]:

@@ -137,7 +137,7 @@ class CacheFields(OpenBody):
 
     @model_validator(mode="after")
     def _keep_what_is_written(self) -> "CacheFields":
-        if self.retention is not None and not self.cache.write:
+        if not self.cache.write and self.retention is not None:
             raise ValueError("a lease by prompt_cache_retention or ttl needs cache.write=true")
         return self
 
@@ -190,9 +190,8 @@ class SamplerFields(OpenBody):
         """Return the keywords of ``SamplingParams``."""
         names = [*SamplerFields.model_fields]
         values = {name: getattr(self, name) for name in names}
-        biases = {int(token): bias for token, bias in self.logit_bias.items()}
         top_k = 0 if self.top_k == -1 else self.top_k
-        return {**values, "logit_bias": biases, "top_k": top_k, "stop": self.stop or ()}
+        return {**values, "top_k": top_k, "stop": self.stop or ()}
 
 
 class SamplingFields(SamplerFields, CacheFields):

@@ -164,6 +164,8 @@ class Settled:
 
     def named(self, sections: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         """Say in the names of sections which rules changed them, for explanations."""
+        if not self.changed:
+            return tuple(sections)
         notes = {
             f"messages[{place}]": f", {' and '.join(names)} set aside"
             for place, names in self.changed.items()

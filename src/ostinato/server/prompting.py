@@ -1,7 +1,7 @@
 """Turns a conversation with tools into a prompt, and reads its answer."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -230,13 +230,13 @@ def _check_variables(options: Mapping[str, Any]) -> None:
         )
 
 
-async def render_prompt(
+def render_prompt(
     state: ServerState,
     messages: Sequence[Message],
     use: ToolUse,
     prompt_context: Prompt,
     **options: Any,
-) -> RenderedChat:
+) -> Awaitable[RenderedChat]:
     """Render a conversation as token ids, by the model's chat template.
 
     An image is one placeholder token here, and more once the prompt has its images.
@@ -261,7 +261,7 @@ async def render_prompt(
     else:
         messages = describe_tools(messages, use)
     options.setdefault("add_generation_prompt", True)
-    return await state.llm.tokenizing.render(
+    return state.llm.tokenizing.render(
         prompt_context, messages, tools=described, history=history, **options
     )
 

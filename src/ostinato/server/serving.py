@@ -49,11 +49,14 @@ def hold_places(
         ApiError: There is no room for all of them now (429) or ever (400), a priority is refused
             (400), or the server is draining (503).
     """
-    with _refusals_observed(state, caller, calls[0]):
+    try:
         num_sequences = _require_room(state, caller, calls)
         for call in calls:
             caller.priority_of(call.priority)
         state.rate_limit.enter(caller, num_sequences)
+    except ApiError as error:
+        _note_refusal(state, caller, calls, error)
+        raise
     try:
         yield
     finally:
@@ -112,8 +115,11 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
     Raises:
         ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
-    with _refusals_observed(state, caller, calls[0]):
+    try:
         return _require_room(state, caller, calls)
+    except ApiError as error:
+        _note_refusal(state, caller, calls, error)
+        raise
 
 
 def _require_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]) -> int:
@@ -126,7 +132,7 @@ def _require_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCa
         raise _too_many("n", max_per_prompt, config.max_n, "--max-n")
     if num_sequences > config.max_requests:
         raise _too_many("prompts times n", num_sequences, config.max_requests, "--max-requests")
-    if state.num_live + num_sequences > config.max_requests:
+    if state.rate_limit.num_live + num_sequences > config.max_requests:
         raise _full("the server is at capacity", "queue_full")
     if not state.rate_limit.has_room(caller, num_sequences, config.max_requests, config.key_share):
         if num_sequences > config.max_requests * config.key_share:
@@ -161,15 +167,11 @@ def _too_many(name: str, value: int, limit: int, option: str) -> ApiError:
     )
 
 
-@contextmanager
-def _refusals_observed(state: ServerState, caller: Caller, call: GenerateCall) -> Iterator[None]:
-    """Notify observers of an error before it is raised."""
-    try:
-        yield
-    except ApiError as error:
-        for observer in state.observers:
-            observer.refused(caller, call, error)
-        raise
+def _note_refusal(
+    state: ServerState, caller: Caller, calls: Sequence[GenerateCall], error: ApiError
+) -> None:
+    for observer in state.observers:
+        observer.refused(caller, calls[0], error)
 
 
 async def _begin(state: ServerState, record: ServedRequest, output: RequestOutput) -> None:

@@ -14,7 +14,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ostinato.engine.requests.outputs import CompletionOutput, Logprob, RequestOutput
+from ostinato.engine.requests.outputs import Logprob, RequestOutput
 from ostinato.server.access.unread_output import Backlog
 from ostinato.server.errors import ApiError, api_error, body_of
 
@@ -185,24 +185,21 @@ class Deltas:
         for part in output.outputs:
             if part.index in self._ended:
                 continue
+            is_later = part.index in self._sent
             num_chars, num_tokens = self._sent.get(part.index, (0, 0))
             is_new = len(part.text) > num_chars or len(part.token_ids) > num_tokens
-            if is_new or part.finished:
-                yield self._delta(part)
-
-    def _delta(self, part: CompletionOutput) -> Delta:
-        is_later = part.index in self._sent
-        num_chars, num_tokens = self._sent.get(part.index, (0, 0))
-        self._sent[part.index] = (len(part.text), len(part.token_ids))
-        if part.finished:
-            self._ended.add(part.index)
-        return Delta(
-            part.index,
-            part.text[num_chars:],
-            part.token_ids[num_tokens:],
-            None if part.logprobs is None else part.logprobs[num_tokens:],
-            num_chars,
-            part.finish_reason,
-            is_later,
-            part.stop_reason,
-        )
+            if not is_new and part.finish_reason is None:
+                continue
+            self._sent[part.index] = (len(part.text), len(part.token_ids))
+            if part.finish_reason is not None:
+                self._ended.add(part.index)
+            yield Delta(
+                part.index,
+                part.text[num_chars:],
+                part.token_ids[num_tokens:],
+                None if part.logprobs is None else part.logprobs[num_tokens:],
+                num_chars,
+                part.finish_reason,
+                is_later,
+                part.stop_reason,
+            )

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ostinato.server.access.unread_output import add_connection
+from ostinato.server.access.unread_output import CONNECTION
 from ostinato.server.errors import ApiError, body_in_pieces, response_of
 from ostinato.server.http_parts import BodyInPieces, CountedParser, LingeringTransport
 
@@ -145,6 +145,7 @@ class GuardedProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
         self._num_reads = 0  # of the current head, or bytes while it lingers
+        self._served: Any = None  # the scope of the last request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection, or close it at once."""
@@ -171,8 +172,6 @@ class GuardedProtocol(H11Protocol):
             return
         super().data_received(data)
         if self._is_serving:
-            self._end_wait()
-            self._connections.note_request(self)
             return
         self._num_reads += 1
         if self._num_reads > _MAX_HEAD_READS:
@@ -186,8 +185,12 @@ class GuardedProtocol(H11Protocol):
             super().handle_events()
         except BodyInPieces:
             self._refuse(body_in_pieces(self._parser.num_pieces, self._parser.num_bytes))
-        if self._is_serving:
-            add_connection(self.scope, self)
+        if self._is_serving and self.scope is not self._served:  # a head has arrived
+            self._served = self.scope
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
+            extensions[CONNECTION] = self
+            self._end_wait()
+            self._connections.note_request(self)
 
     def on_response_complete(self) -> None:
         """Wait for the next request, unless a pipelined one is being served already."""

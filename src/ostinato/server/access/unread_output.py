@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.types import Scope
 
@@ -21,7 +21,8 @@ logger = logging.getLogger("ostinato")
 _PIECE_BYTES = 65536
 """Bytes of a backlog that are sent at once."""
 
-_CONNECTION = "ostinato.connection"
+CONNECTION = "ostinato.connection"
+"""The extension of a request's scope by which streams see their connection."""
 
 
 class Connection(Protocol):
@@ -33,11 +34,6 @@ class Connection(Protocol):
 
     def abort(self) -> None:
         """Close it without a response."""
-
-
-def add_connection(scope: Any, connection: Connection) -> None:
-    """Let the streams of a request see their connection."""
-    scope.setdefault("extensions", {})[_CONNECTION] = connection
 
 
 class UnreadOutput:
@@ -73,7 +69,7 @@ class Backlog:
         tenant_of: Callable[[], str],
     ) -> None:
         """Start empty; the tenant is looked up when the first byte waits."""
-        self._connection: Connection | None = scope.get("extensions", {}).get(_CONNECTION)
+        self._connection: Connection | None = scope.get("extensions", {}).get(CONNECTION)
         self._send, self._unread, self._tenant_of = send, unread, tenant_of
         self._tenant = ""
         self._waiting = bytearray()

@@ -126,8 +126,8 @@ class ParsedAnswer:
     def message(self) -> dict[str, Any]:
         """Return it as a message of the assistant, in OpenAI's format."""
         calls = [
-            {"id": call.call_id, "function": {"name": call.name, "arguments": call.arguments}}
-            for call in self.calls
+            {"id": begun.call_id, "function": {"name": begun.name, "arguments": "".join(parts)}}
+            for begun, parts in self._calls
         ]
         return {
             "role": "assistant",

@@ -67,18 +67,19 @@ def chat_params(body: ChatBody, formats: AnswerFormats) -> SamplingParams:
         RequestError: The tools contradict each other.
     """
     params, answer = sampling_params(body), _structured(body.answer_form())
-    params = bound_thinking(params, body.thinking_tokens(), formats, body.BUDGET_IS_HINT)
+    if (num_tokens := body.thinking_tokens()) is not None:
+        params = bound_thinking(params, num_tokens, formats, body.BUDGET_IS_HINT)
     return constrain(params, answer, body.tool_use, formats, body.ANSWER_FIELD)
 
 
 def bound_thinking(
-    params: SamplingParams, num_tokens: int | None, formats: AnswerFormats, is_hint: bool = False
+    params: SamplingParams, num_tokens: int, formats: AnswerFormats, is_hint: bool = False
 ) -> SamplingParams:
     """Return sampling parameters that end the reasoning after a number of tokens.
 
     Args:
         params: Parameters without a budget.
-        num_tokens: The budget; None for none.
+        num_tokens: The budget.
         formats: The model's formats.
         is_hint: Whether clients send a budget to every model, so that one without marks of
             reasoning is served without it.
@@ -86,8 +87,6 @@ def bound_thinking(
     Raises:
         InvalidSamplingParams: The model's reasoning has no mark that could be forced.
     """
-    if num_tokens is None:
-        return params
     reasoning = formats.reasoning
     if reasoning is None or not reasoning.closing:
         if is_hint:

@@ -8,7 +8,7 @@ could hold. A parser would spend memory, stack or time in proportion to such a b
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,10 +80,10 @@ class BodyGuard:
         if announced.isdigit() and int(announced[:20]) > limit:
             raise body_too_long(int(announced[:20]), limit)
         pieces: list[bytes] = []
-        more, begun_s = True, asyncio.get_running_loop().time()
+        begun_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(begun_s + self._time_for(0)) as deadline:
-                while more:
+                while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         body.is_gone = True
@@ -92,7 +92,8 @@ class BodyGuard:
                     self._charge(body, len(pieces[-1]))
                     if body.num_bytes > limit:
                         raise body_too_long(body.num_bytes, limit)
-                    more = message.get("more_body", False)
+                    if not message.get("more_body", False):
+                        break
                     deadline.reschedule(begun_s + self._time_for(body.num_bytes))
         except TimeoutError:
             config = self._config
@@ -217,7 +218,7 @@ class HostGuard:
         self._app = app
         self._allowed = frozenset(allowed_origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handle one request."""
         if scope["type"] == "http":
             headers = dict(scope["headers"])
@@ -226,6 +227,5 @@ class HostGuard:
                 is_allowed = name == b"origin" and not self._allowed.isdisjoint((value, "*"))
                 if value and not is_allowed and not is_loopback_address(prefix + value):
                     error = foreign_host(name.decode().capitalize(), value)
-                    await response_of(scope["path"], error)(scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
+                    return response_of(scope["path"], error)(scope, receive, send)
+        return self._app(scope, receive, send)

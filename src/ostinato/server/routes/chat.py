@@ -32,7 +32,6 @@ from ostinato.server.answers.answer_parser import (
     ReasoningPiece,
     TextPiece,
     ToolCall,
-    parse_answer,
 )
 from ostinato.server.answers.call_grammar import chat_params
 from ostinato.server.generation import (
@@ -82,16 +81,16 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
         """Return the complete response."""
         body, last = self.chat.body, self.last
         assert last is not None
-        answers = [parse_answer(part.text, self._parsers[part.index]) for part in parts]
-        self._answers = answers
+        for part in parts:
+            self._read(part)
         whole = ChatCompletion(
             id=self.chat.call.request_id,
             object="chat.completion",
             created=self.created,
             model=body.model,
             system_fingerprint=self.chat.state.fingerprint,
-            choices=[self._choice(*pair) for pair in zip(parts, answers, strict=True)],
-            usage=self._usage(last, answers),
+            choices=[self._choice(*pair) for pair in zip(parts, self._answers, strict=True)],
+            usage=self._usage(last),
         )
         if body.return_token_ids:
             whole["prompt_token_ids"] = last.prompt_token_ids
@@ -105,11 +104,8 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
 
     def added(self, delta: Delta) -> Iterable[bytes]:
         """Return the chunks of the new part of a choice."""
-        pieces = self._parsers[delta.index].feed(delta.text, delta.is_last)
-        answer = self._answers[delta.index]
-        for piece in pieces:
-            answer.add(piece)
-        chunks = [*self._chunks(delta, pieces, answer.has_calls)]
+        pieces = self._read(delta)
+        chunks = [*self._chunks(delta, pieces, self._answers[delta.index].has_calls)]
         if self.chat.body.return_token_ids and chunks:
             chunks[0]["token_ids"] = delta.token_ids
         if not delta.is_later:
@@ -121,7 +117,14 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
         """Return the token counts, if requested, and the end of the stream."""
         if not self.chat.body.include_usage or self.last is None:
             return DONE
-        return self._event([], self._usage(self.last, self._answers)) + DONE
+        return self._event([], self._usage(self.last)) + DONE
+
+    def _read(self, delta: Delta) -> list[Piece]:
+        """Parse the new part of a choice."""
+        pieces = self._parsers[delta.index].feed(delta.text, delta.is_last)
+        for piece in pieces:
+            self._answers[delta.index].add(piece)
+        return pieces
 
     def _event(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
         body, last = self.chat.body, self.last
@@ -139,10 +142,10 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
             chunk["usage"] = usage
         return event(chunk)
 
-    def _usage(self, output: RequestOutput, answers: Sequence[ParsedAnswer]) -> UsageBody:
+    def _usage(self, output: RequestOutput) -> UsageBody:
         reader, reasoning = self.chat.reader, None
         if reader.formats.reasoning is not None:
-            pairs = zip(output.outputs, answers, strict=True)
+            pairs = zip(output.outputs, self._answers, strict=True)
             reasoning = sum(reader.num_reasoning_tokens(o.token_ids, a) for o, a in pairs)
         call = self.chat.call
         return Usage.of([output], call.cache_write).as_openai(call.num_retained_tokens, reasoning)

@@ -32,7 +32,7 @@ class ServedRequest:
         accepted_s: When it was accepted, by ``time.monotonic``.
         output: Its newest output; None before the first token.
         prompt: Its prompt's tokens by origin; None before the first token.
-        first_token_s: Time of its first output, by the same clock; None before.
+        time_to_first_token_s: Seconds from its arrival to its first output; None before.
         gaps_s: Seconds from each output to the next one.
         error: The error it ended with, if any.
         is_gone: Whether its client disconnected early.
@@ -48,7 +48,7 @@ class ServedRequest:
     accepted_s: float
     output: RequestOutput | None = None
     prompt: PromptTokens | None = None
-    first_token_s: float | None = None
+    time_to_first_token_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)
     error: ApiError | None = None
     is_gone: bool = False
@@ -68,7 +68,8 @@ class ServedRequest:
         num_returned = sum([len(part.token_ids) for part in output.outputs])
         self.num_generated = output.num_beam_tokens or num_returned
         if is_first:
-            self.first_token_s, self.prompt = now_s, PromptTokens.of(output)
+            self.time_to_first_token_s = now_s - self.accepted_s
+            self.prompt = PromptTokens.of(output)
         else:
             self.gaps_s.append(now_s - self._last_s)
         self._last_s = now_s
@@ -82,11 +83,6 @@ class ServedRequest:
         if self.is_gone or self.output is None or not self.output.outputs:
             return "gone"
         return self.output.outputs[0].finish_reason or "gone"
-
-    @property
-    def time_to_first_token_s(self) -> float | None:
-        """Seconds from its arrival to its first output."""
-        return None if self.first_token_s is None else self.first_token_s - self.accepted_s
 
 
 class Observer:

@@ -75,9 +75,10 @@ class TenantUsage(Observer):
         if prompt is None or took_s is None:
             return
         first = FirstToken(self._clock(), took_s, prompt.hit_share, record.request_id)
-        self._account(record).book(prompt, first)
+        account = self._account(record)
+        account.book(prompt, first)
         progress = self._unfinished[record.request_id] = Progress(record, first.at_s)
-        self._count_new(progress)
+        self._count_new(progress, account)
 
     def finished(self, record: ServedRequest) -> None:
         """Count the generated tokens."""
@@ -87,18 +88,17 @@ class TenantUsage(Observer):
         account = self._account(record)
         account.output_tokens += record.num_generated
         if progress is not None:
-            self._count_new(progress)
+            self._count_new(progress, account)
             account.ended.append(_ended(record, self._clock()))
 
     def catch_up(self) -> None:
         """Count what unfinished requests have generated so far."""
         for progress in self._unfinished.values():
-            self._count_new(progress)
+            self._count_new(progress, self._account(progress.record))
 
-    def _count_new(self, progress: Progress) -> None:
+    def _count_new(self, progress: Progress, account: Account) -> None:
         """Count new tokens and gaps, each in its second."""
-        record = progress.record
-        account, gaps = self._account(record), record.gaps_s[progress.num_gaps :]
+        record, gaps = progress.record, progress.record.gaps_s[progress.num_gaps :]
         new_tokens = record.num_generated - progress.num_tokens
         outputs = len(gaps) + (progress.num_tokens == 0)
         if progress.num_tokens == 0:
