@@ -137,7 +137,8 @@ def plan_work(plan: StepPlan) -> Work:
     """Return the work of one planned step."""
     num_tokens = pairs = keys = 0
     for sequence in plan.sequences:
-        num_tokens += len(sequence.tokens)
-        pairs += prompt_pairs(sequence.start, len(sequence.tokens))
-        keys += sequence.end
+        number = len(sequence.tokens)
+        num_tokens += number
+        pairs += prompt_pairs(sequence.start, number)
+        keys += sequence.start + number
     return Work(1, num_tokens, pairs, keys)
