@@ -94,9 +94,7 @@ class LedgerTalk:
         turns = self.turns if is_on else self.without
 
         def render(messages: Sequence[Mapping[str, Any]], opens: bool) -> str:
-            return render_checked(
-                self.tokenizer, messages, None, opens, opening=self.family.opening
-            )
+            return render_checked(self.tokenizer, messages, opens, opening=self.family.opening)
 
         template = self.family.template
         continuation = turns.continued(sender, render, shown, history, template)

@@ -118,13 +118,12 @@ class RequestHistory(CacheObserver):
     def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Add a record; evictions from now on are for its sequence."""
         blocks = table.blocks
-        record = self._begin(table, blocks, not context.is_readmission)
+        letters = sum([len(text) for _, text in context.prompt_sections])
+        is_first, extra = not context.is_readmission, letters // TOKEN_BYTES
+        record = self._begin(table, blocks, is_first, extra)
         record.name, record.prompt_sections = context.name, context.prompt_sections
         record.num_kept = context.num_kept_tokens
         record.off = context.off if self._is_on else "enable_prefix_caching=False"
-        if context.prompt_sections:
-            letters = sum([len(text) for _, text in context.prompt_sections])
-            self._charge(record, record.charge + letters // TOKEN_BYTES)
         if context.num_known_tokens is not None:
             num_awaited = max(0, record.num_shared - context.num_known_tokens)
             if num_awaited > record.num_awaited:
@@ -138,15 +137,17 @@ class RequestHistory(CacheObserver):
         if (of_parent := self._by_table.get(parent.table_id)) is not None:
             record.name = of_parent.name
 
-    def _begin(self, table: BlockTable, blocks: "array[int]", is_first: bool) -> RequestRecord:
-        """Begin a record."""
+    def _begin(
+        self, table: BlockTable, blocks: "array[int]", is_first: bool, extra: int = 0
+    ) -> RequestRecord:
+        """Begin a record that takes as much as its tokens and ``extra`` ones."""
         key, num_tokens = table.key, len(table.key.tokens)
         self._number += 1
         record = RequestRecord(
             self._number, table.table_id, key.identity, key.images, num_tokens,
             table.num_shared_tokens, table.num_copied_tokens, table.num_seen_tokens,
             is_first=is_first,
-            writes=table.writes, key=key, at_s=self._clock(), charge=num_tokens,
+            writes=table.writes, key=key, at_s=self._clock(), charge=num_tokens + extra,
         )  # fmt: skip
         if self._publishing and len(blocks) and (writer := self._writers.get(blocks[-1])):
             record.num_awaited = len(blocks) * self.block_size - self._num_settled(blocks)
@@ -154,7 +155,7 @@ class RequestHistory(CacheObserver):
             record.awaited = writer.name if is_same_tenant else ""
         self._records.append(record)
         self._by_table[table.table_id] = record
-        self._num_tokens += num_tokens
+        self._num_tokens += num_tokens + extra
         if len(self._records) > self.keep or self._num_tokens > self._max_tokens:
             self._trim()
         return record

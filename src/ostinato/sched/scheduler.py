@@ -113,8 +113,8 @@ class Scheduler:
         assert len(seeds) == request.params.n, "one seed per continuation"
         key = PrefixKey(request.identity, request.prompt_token_ids, request.images)
         number = SequenceId(self._next_id)
-        search = request.search
-        self._next_id += len(seeds) if search is None else search.width  # forks are numbered so
+        # Forks are numbered after it.
+        self._next_id += len(seeds) if request.search is None else request.search.width
         constraint = None if request.constraint is None else request.constraint.copy()
         sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], constraint=constraint)
         sequence.num_known_tokens = self.cache.match(key, sequence.max_hit).num_shared_tokens
@@ -301,9 +301,8 @@ class Scheduler:
         if token in params.stop_token_ids:
             sequence.stop_reason = token
             return FinishReason.STOP
-        if not params.ignore_eos and token in request.eos_token_ids:
-            return FinishReason.STOP
-        if sequence.constraint is not None and sequence.constraint.is_complete:
+        is_end = not params.ignore_eos and token in request.eos_token_ids
+        if is_end or (sequence.constraint is not None and sequence.constraint.is_complete):
             return FinishReason.STOP
         max_tokens = self.longest_tokens - sequence.num_prompt_tokens
         max_tokens = max_tokens if params.max_tokens is None else min(max_tokens, params.max_tokens)

@@ -323,9 +323,8 @@ class StepPlanner:
             is_same_tenant = leader.key.identity.tenant == sequence.key.identity.tenant
             sequence.waits_for = leader.request.request_id if is_same_tenant else ""
             return True
-        hit = match.num_tokens
-        chunk_tokens = self._max_chunk_tokens(sequence, hit)
-        if chunk_tokens < min(self._min_chunk_tokens, len(sequence.key.tokens) - hit):
+        chunk_tokens = self._max_chunk_tokens(sequence, match.num_tokens)
+        if chunk_tokens < min(self._min_chunk_tokens, len(sequence.key.tokens) - match.num_tokens):
             return False
         is_sibling = sequence.index > 0 and not sequence.num_preemptions
         context = RequestContext(

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from ostinato.engine.api.thread_bridge import AnswerT, CommandQueue, Mailbox, post_all
@@ -85,7 +86,7 @@ class EngineThread:
         """
         self.commands.check()
         prepared, mailbox = await make(), Mailbox()
-        self.commands.put(lambda: self._add(prepared, mailbox))
+        self.commands.put(partial(self._add, prepared, mailbox))
         is_delta = prepared.params.output_kind is RequestOutputKind.DELTA
         finished, last = False, None
         try:

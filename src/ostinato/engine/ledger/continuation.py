@@ -173,26 +173,6 @@ def root_of(template: str) -> bytes:
     return digest("root", template)
 
 
-def continue_turns(
-    ledger: TurnLedger, seal: TurnSeal, spell: Spell, render: Render, talk: Conversation
-) -> Continuation:
-    """Render a conversation, with the turns of the ledger as they were written.
-
-    Args:
-        ledger: The turns.
-        seal: Opens sealed names.
-        spell: Writes tokens as text.
-        render: Writes messages by the chat template.
-        talk: The conversation.
-
-    Raises:
-        RequestError: The template refuses the conversation.
-
-    Cost: two renderings; one if the template refuses the conversation with marks.
-    """
-    return _Continuer(ledger, seal, spell, render, talk).continuation()
-
-
 @dataclass(slots=True)
 class _Known:
     """A message of the conversation with its turn in the ledger.
@@ -212,18 +192,34 @@ class _Known:
     thought: str = ""
 
 
-class _Continuer:
+class TurnContinuer:
     """Continues one conversation."""
 
     def __init__(
         self, ledger: TurnLedger, seal: TurnSeal, spell: Spell, render: Render, talk: Conversation
     ) -> None:
+        """Take a conversation.
+
+        Args:
+            ledger: The turns.
+            seal: Opens sealed names.
+            spell: Writes tokens as text.
+            render: Writes messages by the chat template.
+            talk: The conversation.
+        """
         self._ledger, self._seal, self._spell = ledger, seal, spell
         self._render, self._talk = render, talk
         self._report = TurnReport()
         *self._places, self._end = places(talk.root, talk.history)
 
     def continuation(self) -> Continuation:
+        """Render the conversation, with the turns of the ledger as they were written.
+
+        Raises:
+            RequestError: The template refuses it.
+
+        Cost: two renderings; one if the template refuses the conversation with marks.
+        """
         talk = self._talk
         rows = [
             [number for number, message in enumerate(row) if message.get("role") == "assistant"]

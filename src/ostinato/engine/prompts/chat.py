@@ -65,8 +65,8 @@ def render_text(
 def render_checked(
     tokenizer: Any,
     messages: Sequence[Message],
-    chat_template: str | None = None,
     add_generation_prompt: bool = True,
+    chat_template: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> str:
@@ -75,8 +75,8 @@ def render_checked(
     Args:
         tokenizer: Of ``transformers``.
         messages: In order; at least one.
-        chat_template: Jinja; None is the tokenizer's own.
         add_generation_prompt: Whether to open the assistant's turn.
+        chat_template: Jinja; None is the tokenizer's own.
         tools: Functions that the model may call, in OpenAI's form; a template without tools leaves
             them out.
         **options: More arguments of ``apply_chat_template``: ``continue_final_message``, and what
@@ -117,12 +117,13 @@ def check_messages(messages: Any, has_images: bool = False) -> None:
             raise RequestError(
                 f"message {position} is {message!r:.80}: it needs a 'role' and a 'content'"
             )
-        _check_parts(position, message["content"], has_images)
+        if not isinstance(message["content"], str):
+            _check_parts(position, message["content"], has_images)
 
 
 def _check_parts(position: int, content: object, has_images: bool) -> None:
     """Refuse media that were not loaded: a template would write their place, empty."""
-    for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
+    for part in content if isinstance(content, Sequence) else ():
         kind = str(part.get("type")) if isinstance(part, Mapping) else ""
         if has_images and part == {"type": "image"}:
             continue

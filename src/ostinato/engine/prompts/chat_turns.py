@@ -13,8 +13,8 @@ from ostinato.engine.ledger.continuation import (
     Continuation,
     Conversation,
     Render,
+    TurnContinuer,
     TurnReport,
-    continue_turns,
     root_of,
     with_image_digests,
 )
@@ -131,7 +131,8 @@ class ChatTurns:
             keep == "always",
             opens_turn,
         )
-        return continue_turns(self.ledger, self.seal, self.texts.spell, render, talk)
+        spell = self.texts.spell
+        return TurnContinuer(self.ledger, self.seal, spell, render, talk).continuation()
 
     def begin(
         self, continuation: Continuation, namespaces: Sequence[bytes]

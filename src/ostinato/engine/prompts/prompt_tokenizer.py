@@ -3,10 +3,11 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ostinato.core.identity import ImageSpan
-from ostinato.engine.ledger.continuation import Continuation
+from ostinato.engine.ledger.continuation import Continuation, Render
 from ostinato.engine.prompts.chat import Message, check_messages, render_checked
 from ostinato.engine.prompts.chat_turns import ChatTurns, WrittenAnswer
 from ostinato.engine.prompts.image_prompts import ImagePrompts
@@ -124,10 +125,8 @@ class PromptTokenizer:
         tokenizer = self._loaded.require_tokenizer()
         check_messages(messages, bool(prompt.images))
         opens = settings.pop("add_generation_prompt", True)
-
-        def render(messages: Sequence[Message], opens_turn: bool) -> str:
-            return render_checked(tokenizer, messages, chat_template, opens_turn, **settings)
-
+        own = {"chat_template": chat_template, **settings}
+        render: Render = partial(render_checked, tokenizer, **own)
         if settings.get("continue_final_message"):
             return Continuation(render(messages, opens))
         template = str(chat_template or getattr(tokenizer, "chat_template", None))

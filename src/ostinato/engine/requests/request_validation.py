@@ -157,7 +157,8 @@ def resolve_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> Sampl
         number = _num_logprobs(name, requested, loaded.vocab_size, max_logprobs)
         if number != requested:
             changes[name] = number
-    return spell_bad_words(replace(params, **changes) if changes else params, loaded)
+    params = replace(params, **changes) if changes else params
+    return _spell_bad_words(params, loaded) if params.bad_words else params
 
 
 def check_purpose(params: SamplingParams, loaded: LoadedModel) -> None:
@@ -181,15 +182,13 @@ def check_purpose(params: SamplingParams, loaded: LoadedModel) -> None:
             )
 
 
-def spell_bad_words(params: SamplingParams, loaded: LoadedModel) -> SamplingParams:
+def _spell_bad_words(params: SamplingParams, loaded: LoadedModel) -> SamplingParams:
     """Return parameters with ``bad_words`` as ids.
 
     Raises:
         InvalidSamplingParams: A word has no tokens.
-        MissingTokenizer: There are words, and the checkpoint has no tokenizer.
+        MissingTokenizer: The checkpoint has no tokenizer.
     """
-    if not params.bad_words:
-        return params
     words = (ids for word in params.bad_words for ids in _spellings(word, loaded))
     return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *words))
 
