@@ -125,10 +125,10 @@ class ReuseHazard(LeastRecentlyUsed):
 
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Begin lives of one batch; without a request, each of the class that its entry had."""
-        if summary is not None and summary is not self._turn:
-            self._next_turn(summary)
-        super().add(entries, summary)
         now_s, running, total = entries[0].idle_since_s, -1, 0
+        if summary is not None and summary is not self._turn:
+            self._next_turn(summary, now_s)
+        super().add(entries, summary)
         for entry in entries:
             if summary is not None:
                 feature_class = self._request_class + _FIRST_CLASS[min(entry.uses, _MANY_USES)]
@@ -149,7 +149,7 @@ class ReuseHazard(LeastRecentlyUsed):
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
         """End lives: entries are used again; those of one batch are counted at once."""
-        self._advance()
+        self._advance(self._clock())
         self.shadow.settle(self.num_blocks)
         for batch, some in groupby(entries, _BATCH_OF):
             count = 0
@@ -189,7 +189,7 @@ class ReuseHazard(LeastRecentlyUsed):
         self.shadow.settle(self.num_blocks)
         self.shadow.num_looked_up += last
         if self._memory:
-            self._advance()
+            self._advance(self._clock())
         while self._memory and first < last:
             run = self._memory.take(key, first, last - first, block_size)
             if run is None:
@@ -216,7 +216,7 @@ class ReuseHazard(LeastRecentlyUsed):
                 if summary is not None:
                     features_of(summary).num_new_blocks += max_blocks
                 return 0, max_blocks
-            self._advance()
+            self._advance(self._clock())
             self._end(run.note, run.num_blocks)
         if summary is not None:
             note_gap(summary, self._clock() - run.idle_since_s, run.uses)
@@ -239,7 +239,7 @@ class ReuseHazard(LeastRecentlyUsed):
         oldest = super().victim()
         if oldest is None:
             return None
-        self._advance()
+        self._advance(self._clock())
         self._fit()
         shadow = self.shadow
         shadow.trim(self.num_blocks - num_needed)
@@ -280,9 +280,9 @@ class ReuseHazard(LeastRecentlyUsed):
 
     # --- bookkeeping ---
 
-    def _next_turn(self, summary: RequestSummary) -> None:
+    def _next_turn(self, summary: RequestSummary, now_s: float) -> None:
         """Begin with the entries that another request releases."""
-        self._advance()
+        self._advance(now_s)
         self._num_turns += 1
         if self._num_turns % self._requests_per_fit == 0:
             self._table.fade()
@@ -312,9 +312,9 @@ class ReuseHazard(LeastRecentlyUsed):
         cohort.num_open -= run.num_blocks
         self.shadow.close(cohort.batch, run.num_blocks, cached=False)
 
-    def _advance(self) -> None:
+    def _advance(self, now_s: float) -> None:
         """Age cohorts, and move them into other cells."""
-        lives, now_s = self._lives, self._clock()
+        lives = self._lives
         if now_s < lives.due_s:
             return
         lives.advance(now_s)

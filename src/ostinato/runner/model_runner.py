@@ -119,7 +119,7 @@ class ModelRunner:
         """
         inputs = build_inputs(plan, self.kv_stores[0].block_size, self.loaded.device)
         last = inputs.position_ids.max()
-        assert last < self.loaded.max_model_len, "the scheduler knows the model's limit"
+        assert last < self.loaded.length_limit.num_tokens, "the scheduler knows the model's limit"
         laid_out = None
         if self.images is not None and any(sequence.images for sequence in plan.sequences):
             laid_out = lay_out(plan, inputs, self.images)

@@ -128,7 +128,8 @@ class StepPlanner:
     def plan(self) -> StepPlan:
         """Decide; blocks are allocated and published on the way."""
         self._plan_running()
-        self._publish_running()
+        if self._requests.running:
+            self._publish_running()
         self._admit_waiting()
         if not self.chunks:
             self._make_room()

@@ -185,7 +185,7 @@ class GuardedProtocol(H11Protocol):
             super().handle_events()
         except BodyInPieces:
             self._refuse(body_in_pieces(self._parser.num_pieces, self._parser.num_bytes))
-        if self._is_serving and self.scope is not self._served:  # a head has arrived
+        if self.scope is not self._served and self._is_serving:  # a head has arrived
             self._served = self.scope
             extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
             extensions[CONNECTION] = self
