@@ -133,7 +133,7 @@ class LearnedPrices:
         """Compare a step with earlier ones of its cell or the next, at prices of the difference."""
         tokens, pairs = key
         near = [self._cells.get((tokens, pairs + more)) for more in (0, -1, 1)]
-        cell = next((c for c in near if c is not None and c.num_steps >= WELL_MEASURED), None)
+        cell = next((c for c in near if c is not None and len(c.steps) >= WELL_MEASURED), None)
         if cell is None or self._steady is None:
             return
         expected_s = cell.seconds * self._steady.seconds(work) / self._steady.seconds(cell.work)
@@ -146,7 +146,7 @@ class LearnedPrices:
             return
         self._unfitted_s = 0.0
         cells = self._cells.values()
-        weights = [min(1.0, cell.num_steps / WELL_MEASURED) for cell in cells]
+        weights = [min(1.0, len(cell.steps) / WELL_MEASURED) for cell in cells]
         self._steady = fit([(cell.work, cell.seconds) for cell in cells], "measured", weights)
 
 
@@ -156,26 +156,22 @@ class _Cell:
     Attributes:
         work: Of the step in the middle.
         seconds: That it took, without the pace.
+        steps: The newest, with their seconds.
     """
 
     def __init__(self) -> None:
         self.work, self.seconds = Work(1, 0, 0), 0.0
-        self._steps: deque[tuple[Work, float]] = deque(maxlen=KEPT_STEPS)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that it keeps."""
-        return len(self._steps)
+        self.steps: deque[tuple[Work, float]] = deque(maxlen=KEPT_STEPS)
 
     def add(self, work: Work, seconds: float, prices: StepPrices | None) -> None:
         """Keep a step; in the middle is one by measured to predicted time, of two the faster."""
-        self._steps.append((work, seconds))
+        self.steps.append((work, seconds))
         ratios = [
             measured_s / (float(step.tokens) if prices is None else prices.seconds(step))
-            for step, measured_s in self._steps
+            for step, measured_s in self.steps
         ]
         order = sorted(range(len(ratios)), key=ratios.__getitem__)
-        self.work, self.seconds = self._steps[order[(len(order) - 1) // 2]]
+        self.work, self.seconds = self.steps[order[(len(order) - 1) // 2]]
 
 
 def max_certain_tokens(

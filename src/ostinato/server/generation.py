@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.core.errors import RequestError
 from ostinato.engine.prompts.chat import sections_of
+from ostinato.engine.prompts.chat_turns import WrittenAnswer
 from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
@@ -25,13 +26,13 @@ from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.protocol.conversation import Message
 from ostinato.protocol.volatile import Settled
 from ostinato.server.access.callers import Caller
-from ostinato.server.answers.answer_parser import ParsedAnswer
+from ostinato.server.answers.answer_parser import ParsedAnswer, parse_answer
 from ostinato.server.breakpoints import measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.server.middleware.fields import show_report
 from ostinato.server.next_prompts import offer_next
-from ostinato.server.prompting import AnswerReader, ChatFields, note_turn, read_with, render_chat
+from ostinato.server.prompting import AnswerReader, ChatFields, read_with, render_chat
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import Delta, Deltas, begin, until_gone
@@ -120,8 +121,35 @@ class Conversation(Generic[BodyT]):
         return None if turns is None or begun is None else turns.name(begun)
 
     def note(self, output: CompletionOutput, answer: ParsedAnswer) -> None:
-        """Note a complete continuation in the ledger of turns."""
-        note_turn(self.state, self.call, self.reader, output, answer)
+        """Note a complete continuation in the ledger of turns, before its client has all of it.
+
+        Left out are answers that say less than what was written: those cut at a stop string, and
+        those with more calls than the request allows.
+        """
+        engine, call, reader = self.state.llm.engine, self.call, self.reader
+        turns, begun = engine.prompts.turns, call.begun
+        if turns is None or begun is None or not (call.cache_write and call.keep_tokens):
+            return
+        if output.finish_reason not in ("stop", "length") or call.params.include_stop_str_in_output:
+            return
+        tokens = list(output.token_ids)
+        if isinstance(output.stop_reason, int):
+            tokens.pop()
+        text, is_cut = output.text, isinstance(output.stop_reason, str)
+        if is_cut:
+            text = engine.loaded.require_tokenizer().decode(tokens)
+        if is_cut or not reader.use.is_parallel:
+            whole = parse_answer(text, reader.parser(is_limited=False))
+            if whole.meaning != answer.meaning:
+                return
+        written = WrittenAnswer(
+            answer.message(),
+            tokens,
+            reader.special_ids,
+            reader.spoken(text),
+            reader.num_reasoning_tokens(output.token_ids, answer),
+        )
+        turns.note(begun, written, output.index)
 
 
 async def add_prompt(

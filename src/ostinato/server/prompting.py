@@ -9,21 +9,19 @@ from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.errors import RequestError
 from ostinato.engine.grammar.thinking_budget import ThinkingBudget
-from ostinato.engine.prompts.chat_turns import RenderedChat, WrittenAnswer
-from ostinato.engine.requests.outputs import CompletionOutput
+from ostinato.engine.prompts.chat_turns import RenderedChat
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.protocol.conversation import Message, ToolUse
 from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_formats import AnswerFormats
-from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, parse_answer
+from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer
 from ostinato.server.answers.tools import (
     describe_tools,
     read_arguments,
     without_later_systems,
 )
-from ostinato.server.call import GenerateCall
 from ostinato.server.state import ServerState
 from ostinato.settings import KeepReasoning
 
@@ -117,43 +115,6 @@ class AnswerReader:
                 return end
         rest = len(answer.text) + sum(len(call.arguments) for call in answer.calls)
         return round(len(ids) * len(answer.reasoning) / (len(answer.reasoning) + rest))
-
-
-def note_turn(
-    state: ServerState,
-    call: GenerateCall,
-    reader: AnswerReader,
-    output: CompletionOutput,
-    answer: ParsedAnswer,
-) -> None:
-    """Note a complete answer in the ledger of turns, before its client has all of it.
-
-    Left out are answers that say less than what was written: those cut at a stop string, and those
-    with more calls than the request allows.
-    """
-    turns, begun = state.llm.engine.prompts.turns, call.begun
-    if turns is None or begun is None or not (call.cache_write and call.keep_tokens):
-        return
-    if output.finish_reason not in ("stop", "length") or call.params.include_stop_str_in_output:
-        return
-    tokens = list(output.token_ids)
-    if isinstance(output.stop_reason, int):
-        tokens.pop()
-    text, is_cut = output.text, isinstance(output.stop_reason, str)
-    if is_cut:
-        text = state.llm.engine.loaded.require_tokenizer().decode(tokens)
-    if is_cut or not reader.use.is_parallel:
-        whole = parse_answer(text, reader.parser(is_limited=False))
-        if whole.meaning != answer.meaning:
-            return
-    written = WrittenAnswer(
-        answer.message(),
-        tokens,
-        reader.special_ids,
-        reader.spoken(text),
-        reader.num_reasoning_tokens(output.token_ids, answer),
-    )
-    turns.note(begun, written, output.index)
 
 
 async def read_with(

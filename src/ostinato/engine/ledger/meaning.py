@@ -67,7 +67,7 @@ def meaning_of(message: Message) -> bytes:
     more = {key: value for key, value in message.items() if key not in _LEFT_OUT}
     calls = [part for call in message.get("tool_calls") or () for part in _call(call)]
     content = message.get("content")
-    text = text_of(content)
+    text = content if isinstance(content, str) else text_of(content)
     told = "json " + canonical(content) if text is None else "text " + text
     return digest(canonical(more), told, *calls)
 
@@ -112,7 +112,8 @@ def _by_value(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_EXACT:
         return int(value)
     if isinstance(value, Mapping):
-        return {str(key): _by_value(item) for key, item in value.items()}
+        pairs = value.items()  # most values are texts
+        return {str(k): v if isinstance(v, str) else _by_value(v) for k, v in pairs}
     if isinstance(value, (list, tuple)):
         return [_by_value(item) for item in value]
     return value

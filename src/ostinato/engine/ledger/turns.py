@@ -172,12 +172,13 @@ class TurnLedger:
 
     def note(self, begun: OpenTurn, turn: WrittenTurn) -> bool:
         """Keep what was written at a place; returns False if it may not be kept."""
-        if turn.num_bytes > self.max_bytes:
+        size = turn.num_bytes
+        if size > self.max_bytes:
             return False
         with self._guard:
             if begun.is_void:
                 return False
-            self._insert(begun.namespace, begun.place, turn)
+            self._insert(begun.namespace, begun.place, turn, size)
             self.counts.noted += 1
             while self.counts.num_bytes > self.max_bytes:
                 largest = max(self._tenants, key=lambda name: self._tenants[name].num_bytes)
@@ -242,7 +243,7 @@ class TurnLedger:
                 assert tenant.num_bytes == sum(t.num_bytes for t in tenant.turns.values())
                 assert all(tenant_of(key[0].salt) == name for key in tenant.turns)
 
-    def _insert(self, namespace: Namespace, place: bytes, turn: WrittenTurn) -> None:
+    def _insert(self, namespace: Namespace, place: bytes, turn: WrittenTurn, size: int) -> None:
         name = tenant_of(namespace.salt)
         tenant = self._tenants.setdefault(name, _Tenant())
         numbers = tenant.by_place.setdefault((namespace, place), [])
@@ -254,7 +255,6 @@ class TurnLedger:
         numbers = tenant.by_place.setdefault((namespace, place), [])
         numbers.append(turn.number)
         tenant.turns[namespace, place, turn.number] = turn
-        size = turn.num_bytes
         tenant.num_bytes += size
         self.counts.num_turns += 1
         self.counts.num_bytes += size
