@@ -30,7 +30,7 @@ class StepInput:
     """What a step is computed of.
 
     Attributes:
-        vectors: Input of the first layer.
+        vectors: Input of the first layer, one row per token.
         positions: Shape (num_tokens,), or (3, num_tokens) for time, row and column.
         step: The attention of the layers.
         logit_rows: Rows whose logits are computed, shape (num_logit_rows,).
@@ -42,9 +42,6 @@ class StepInput:
     step: LayerAttention
     logit_rows: Ints
     adapters: StepAdapters | None
-
-    def __len__(self) -> int:
-        return len(self.vectors.places)
 
 
 NativeSteps = Mapping[int, NativeStep]
@@ -137,7 +134,7 @@ class StepArguments:
         if adapters is not None and self.lora is not None:
             self.all_row_groups.take(self.lora.groups_of(adapters))
             self.logit_row_groups.take(self.lora.groups_of(adapters.of_rows(rows)))
-        num_rows, rows_address = len(step_input), address_of(rows)
+        num_rows, rows_address = len(step_input.vectors.places), address_of(rows)
         assert within(rows, num_rows) and rows.flags.c_contiguous, "rows"
         for take in self._logit_rows:
             take.rows = rows_address
@@ -167,7 +164,7 @@ class StepArguments:
         return tables
 
     def _set_slots(self, steps: NativeSteps, num_rows: int) -> None:
-        for step in {id(step): step for step in steps.values()}.values():
+        for step in dict.fromkeys(steps.values()):
             slots, copies = step.slots.ids, self._copies[id(step.store)]
             assert len(slots) == num_rows, "a slot for each row"
             self._slots[id(step.store)][:num_rows] = slots

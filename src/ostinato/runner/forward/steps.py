@@ -74,20 +74,20 @@ class Steps:
         """
         steps = native_steps(step_input.step, self._attending)
         key = step_input.adapters is not None, steps is not None
-        program = self._programs.get(key)
-        if program is None or not program.fits(steps or {}, len(step_input)):
-            program = self._program(step_input, steps or {})
+        program, num_rows = self._programs.get(key), len(step_input.vectors.places)
+        if program is None or not program.fits(steps or {}, num_rows):
+            program = self._program(step_input, steps or {}, num_rows)
             self._programs[key] = program
-        logits = program.run(step_input, steps or {})
+        logits = program.run(step_input, steps or {}, num_rows)
         if hidden is not None:
             hidden.rows = program.hidden[: len(step_input.logit_rows)].clone()
         return logits
 
-    def _program(self, step_input: StepInput, steps: NativeSteps) -> "_StepProgram":
+    def _program(self, step_input: StepInput, steps: NativeSteps, num_rows: int) -> "_StepProgram":
         decoder, lora = self._decoder, None
         if step_input.adapters is not None:
             lora = AdapterUpdates(decoder.adapted())
-        max_rows = max(_MIN_ROWS, 1 << (len(step_input) - 1).bit_length())
+        max_rows = max(_MIN_ROWS, 1 << (num_rows - 1).bit_length())
         dtype = decoder.head.weight.dtype
         arena = Arena(max_rows, ROWS_PER_CHUNK, width_in_arena(decoder), dtype)
         arguments = StepArguments(self._angles, steps, max_rows, lora)
@@ -120,10 +120,10 @@ class _StepProgram:
         own = {layer: step.store for layer, step in steps.items()}
         return num_rows <= self._arena.max_rows and own == stores
 
-    def run(self, step_input: StepInput, steps: NativeSteps) -> Tensor:
+    def run(self, step_input: StepInput, steps: NativeSteps, num_rows: int) -> Tensor:
         """Compute a step; see ``Steps``."""
         tables = self._arguments.set(step_input, steps)
-        num_rows, num_logit_rows = len(step_input), len(step_input.logit_rows)
+        num_logit_rows = len(step_input.logit_rows)
         block = torch.empty(num_logit_rows, self._stride, dtype=self._arena.dtype)
         self._head.outputs = Matrix.of(block)
         self._program.run(num_rows, num_logit_rows, torch.get_num_threads())
