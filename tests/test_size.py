@@ -22,7 +22,7 @@ from tests.test_heart import ROOT, code_lines
 MAX_CODE_LINES = {"src": 65_614, "tests": 53_922, "benchmarks": 9_103}
 """Without blank lines, comments and docstrings, so that explaining costs nothing."""
 
-MAX_CHAT_CALLS, MAX_CHAT_FILES = 837, 126
+MAX_CHAT_CALLS, MAX_CHAT_FILES = 848, 127
 
 PACKAGE = f"{ROOT / 'src/ostinato'}/"
 
