@@ -10,15 +10,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest import mock
 
 import httpx
 
 from ostinato import AsyncLLM
+from ostinato.engine.loop.snapshot import take_snapshot
 from ostinato.server.config import ServerConfig
 from ostinato.server.lifecycle import DrainingServer, listen
 from ostinato.server.state import ServerState
-from ostinato.server.telemetry import engine_watch
+from ostinato.server.telemetry.engine_watch import EngineWatch
 from tests.support.engines import assert_idle
 from tests.support.waiting import wait_until
 
@@ -64,12 +64,12 @@ def serving(state: ServerState, send_buffer_bytes: int | None = None) -> Iterato
 
     Every scrape reads the engine again, so that it counts what was answered before it.
     """
-    with mock.patch.object(engine_watch, "REUSE_FACTOR", 0):
-        thread = ServerThread(state, send_buffer_bytes)
-        try:
-            yield thread.url
-        finally:
-            thread.stop()
+    state.snapshots = EngineWatch(state.llm, take_snapshot, reuse_factor=0)
+    thread = ServerThread(state, send_buffer_bytes)
+    try:
+        yield thread.url
+    finally:
+        thread.stop()
 
 
 def await_idle(llm: AsyncLLM) -> None:

@@ -29,6 +29,7 @@ class EngineWatch(Generic[SeenT]):
         take: Callable[[Engine], SeenT],
         timeout_s: float = 0.25,
         clock: Callable[[], float] = time.monotonic,
+        reuse_factor: int = REUSE_FACTOR,
     ) -> None:
         """Watch an engine.
 
@@ -37,11 +38,12 @@ class EngineWatch(Generic[SeenT]):
             take: Reads the engine between two steps; changes nothing.
             timeout_s: How long to wait for the end of a step if there is a previous reading.
             clock: Seconds, to measure how long readings take.
+            reuse_factor: How many times as long as it took a reading is reused.
         """
         self._llm = llm
         self._take = take
         self._timeout_s = timeout_s
-        self._clock = clock
+        self._clock, self._reuse_factor = clock, reuse_factor
         self._seen: SeenT | None = None
         self._fresh_until_s = 0.0
         self._reading: asyncio.Task[SeenT] | None = None
@@ -77,5 +79,5 @@ class EngineWatch(Generic[SeenT]):
             return seen
 
         self._seen = await self._llm.look(timed)
-        self._fresh_until_s = self._clock() + REUSE_FACTOR * took_s
+        self._fresh_until_s = self._clock() + self._reuse_factor * took_s
         return self._seen
