@@ -13,7 +13,7 @@ from ostinato.cli.options import trace_source as source
 from ostinato.cli.options.config_source import load_config
 from ostinato.cli.options.cost_options import CostOptions, MachineOptions
 from ostinato.cli.options.option_groups import option
-from ostinato.cli.output.report_folder import list_written, open_folder, unwritable
+from ostinato.cli.output.report_folder import open_folder, write_folder
 from ostinato.cli.output.tables import FigureTable, print_json
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
@@ -251,27 +251,19 @@ def _write(report: PlanReport, out: Path) -> None:
         ConfigError: They cannot be written there.
     """
     # Imported here: most calls draw nothing, and start faster without the library.
-    from ostinato.lab.simulate.plots import plan_plot, save
+    from ostinato.lab.simulate.plots import plan_plot
     from ostinato.lab.simulate.report import Section, write_report
     from ostinato.lab.simulate.report import Table as Rows
 
     figure = plan_plot(report.plan, report.trace.name, report.currency)
     headings = [heading.replace("\n", " ") for heading in _headings(report)]
-    table = Rows(headings, list(_rows(report)))
-    page = write_report(
-        f"Plan: {report.trace.name}",
-        source.describe(report.trace),
-        [
-            Section("What to do", report.advice()),
-            Section("What memory buys", (figure, table, *report.notes())),
-        ],
+    sections = (
+        Section("What to do", report.advice()),
+        Section("What memory buys", (figure, Rows(headings, list(_rows(report))), *report.notes())),
     )
-    try:
-        written = [*save(figure, out / "plan"), out / "report.html"]
-        (out / "report.html").write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise unwritable(out, error) from error
-    list_written(out, written)
+    trace = report.trace
+    page = write_report(f"Plan: {trace.name}", source.describe(trace), sections)
+    write_folder(out, {"plan": figure}, page)
 
 
 def _as_json(report: PlanReport) -> dict[str, object]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli.options.trace_source import describe
-from ostinato.cli.output.report_folder import list_written, unwritable
+from ostinato.cli.output.report_folder import write_folder
 from ostinato.cli.output.tables import matrix, share
 from ostinato.lab.replay.replay import ReplayedRequest
 from ostinato.lab.replay.serial_replay import USUAL_POLICY
@@ -165,19 +165,11 @@ def write(simulation: Simulation, out: Path) -> None:
         ConfigError: They cannot be written there.
     """
     # Imported here: most calls draw nothing, and start faster without the library.
-    from ostinato.lab.simulate.plots import save
     from ostinato.lab.simulate.report import write_report
 
-    plots = dict(_plots(simulation))
-    try:
-        written = [path for name, figure in plots.items() for path in save(figure, out / name)]
-        page = write_report(
-            simulation.trace.name, describe(simulation.trace), _sections(simulation, plots)
-        )
-        (out / "report.html").write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise unwritable(out, error) from error
-    list_written(out, [*written, out / "report.html"])
+    trace, plots = simulation.trace, dict(_plots(simulation))
+    page = write_report(trace.name, describe(trace), _sections(simulation, plots))
+    write_folder(out, plots, page)
 
 
 def _plots(simulation: Simulation) -> Iterator[tuple[str, Any]]:
