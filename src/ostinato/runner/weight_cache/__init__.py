@@ -4,8 +4,8 @@ Files in reading order:
 
 * ``folder``: the folder: who may write to it, what is in it, and what is evicted
 * ``entry``: one model's packed weights: their file, and how it is written and checked
-* ``facts``: on what packed weights depend, and what the probe learned about them
 * ``decoder_record``: what the fused forward computes, so that a start needs no modules
+* ``facts``: on what packed weights depend, and what the probe learned about them
 * ``recording``: writes an entry while a model is packed
 * ``restoring``: builds a model from an entry
 * ``cache``: finds and keeps the entry of one checkpoint

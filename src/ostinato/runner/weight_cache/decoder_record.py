@@ -41,7 +41,9 @@ from ostinato.runner.forward.embedding_and_rope import STATIC_ROPE, AngleKind, A
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm, Rope, RopeKind
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.plain_layers import plain_linear
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.packed import PackedWeight
+from ostinato.runner.states.store import StateShape
 from ostinato.runner.weight_cache.entry import Record
 
 _RECORDS: Mapping[str, Any] = {
@@ -49,7 +51,7 @@ _RECORDS: Mapping[str, Any] = {
     for kind in (
         *(Attention, FeedForward, Branch, DecoderLayer, Norm, HeadShape, Rope),
         *(AngleKind, AttentionStyle, Activation, RopeKind, AngleLayout),
-        *(Routing, RouterFamily, Gating),
+        *(Routing, RouterFamily, Gating, KVSpec, LayerKV, StateShape),
     )
 }
 _KIND = "="  # no name of a field
@@ -106,13 +108,17 @@ def decoder_record(decoder: Decoder, model: nn.Module, packed: Mapping[int, str]
         packed: Names of packed weights in the entry, by their ids.
     """
     try:
-        return _Writing(model, packed).decoder(decoder)
+        return RecordWriter(model, packed).decoder(decoder)
     except Unkept:
         return None
 
 
-class _Writing:
-    """Writes records of one model."""
+class RecordWriter:
+    """Writes records of one model.
+
+    Raises:
+        Unkept: By any method: a part cannot be written down.
+    """
 
     def __init__(self, model: nn.Module, packed: Mapping[int, str]) -> None:
         self._packed = packed
@@ -120,6 +126,7 @@ class _Writing:
         self._modules = {id(module): name for name, module in model.named_modules()}
 
     def decoder(self, decoder: Decoder) -> Record:
+        """Write a decoder."""
         embedding = decoder.embedding
         is_plain = type(embedding) is nn.Embedding and embedding.max_norm is None
         if not is_plain and not isinstance(embedding, BlockEmbedding):
@@ -136,7 +143,7 @@ class _Writing:
         }
 
     def value(self, value: object) -> Any:
-        """Write a value that is in a decoder's records."""
+        """Write a value: a plain one, a weight, or a record of these."""
         if isinstance(value, enum.Enum):
             return {_KIND: type(value).__name__, "name": value.name}
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -145,6 +152,8 @@ class _Writing:
             return [self.value(each) for each in value]
         if isinstance(value, Tensor):
             return {_KIND: "tensor", "name": self._name(value)}
+        if isinstance(value, torch.dtype):
+            return {_KIND: "dtype", "name": str(value).removeprefix("torch.")}
         if isinstance(value, Projection):
             return self._projection(value)
         if isinstance(value, Mixture):
@@ -243,7 +252,7 @@ def decoder_of(record: Record, weights: KeptWeights, dtype: torch.dtype) -> Deco
         weights: The entry's.
         dtype: Compute dtype.
     """
-    reading, name = _Reading(weights, dtype), record["embedding"]
+    reading, name = RecordReader(weights, dtype), record["embedding"]
     embedding = weights.embedding(name, dtype)
     if embedding is None:
         embedding = nn.Embedding.from_pretrained(weights.plain(name, dtype))
@@ -257,7 +266,7 @@ def decoder_of(record: Record, weights: KeptWeights, dtype: torch.dtype) -> Deco
     )
 
 
-class _Reading:
+class RecordReader:
     """Reads records."""
 
     def __init__(self, weights: KeptWeights, dtype: torch.dtype) -> None:
@@ -271,6 +280,8 @@ class _Reading:
             return value
         if value[_KIND] == "tensor":
             return self._weights.plain(value["name"], self._dtype)
+        if value[_KIND] == "dtype":
+            return getattr(torch, value["name"])
         if value[_KIND] == "projection":
             return self._projection(value)
         if value[_KIND] == "mixture":

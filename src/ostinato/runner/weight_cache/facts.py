@@ -8,28 +8,31 @@ instruction set, the layout, and the versions of all code that loads a model.
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ostinato.runner import native
-from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.code_packing import packs_blocks
 from ostinato.runner.native.library import PATH, attention_isa, current_isa, library
 from ostinato.runner.probe import Probed
 from ostinato.runner.settings import AttentionName
-from ostinato.runner.states.store import StateShape, StateSpec
+from ostinato.runner.states.store import StateSpec
+from ostinato.runner.weight_cache.decoder_record import (
+    KeptWeights,
+    RecordReader,
+    RecordWriter,
+    Unkept,
+)
+from ostinato.runner.weight_cache.entry import Record
 
-FORMAT = 6
+FORMAT = 7
 """Version of the index and of the layout of tiles."""
 
 _PACKAGES = ("ostinato", "torch", "transformers", "gguf", "tokenizers")
-_STYLE = ("scale", "window", "soft_cap")
 
 
 def key_of(fingerprint: bytes, settings: tuple[str, ...]) -> str | None:
@@ -63,55 +66,31 @@ def _times(file: Path) -> Iterator[int]:
     yield from (state.st_size, state.st_mtime_ns)
 
 
-def probed_record(probed: Probed, model: nn.Module) -> dict[str, Any] | None:
+def probed_record(probed: Probed, model: nn.Module) -> Record | None:
     """Return what the probe learned of a model, for the index; None if it cannot be kept."""
-    names = {weight.data_ptr(): name for name, weight in model.named_parameters()}
-    sinks = [
-        None if style.sinks is None else names.get(style.sinks.data_ptr(), "")
-        for style in probed.styles
-    ]
-    if "" in sinks:
+    writer = RecordWriter(model, {})
+    try:
+        return {
+            "spec": writer.value(probed.spec),
+            "states": writer.value(tuple(probed.states.layers.items())),
+            "styles": writer.value(probed.styles),
+        }
+    except Unkept:
         return None
-    return {
-        "layers": [
-            [layer.num_kv_heads, layer.key_dim, layer.value_dim, layer.sliding_window]
-            for layer in probed.spec.layers
-        ],
-        "states": [
-            [layer, [[each.shape, str(each.dtype).removeprefix("torch.")] for each in shapes]]
-            for layer, shapes in probed.states.layers.items()
-        ],
-        "styles": [[getattr(style, name) for name in _STYLE] for style in probed.styles],
-        "sinks": sinks,
-    }
 
 
 def probed_of(
-    record: dict[str, Any], attention: AttentionName, weight: Callable[[str], Tensor]
+    record: Record, attention: AttentionName, weights: KeptWeights, dtype: torch.dtype
 ) -> Probed:
     """Return what the probe learned, without the logits that it compared.
 
     Args:
         record: As ``probed_record`` returned it.
         attention: The setting.
-        weight: Returns a weight by its name.
+        weights: The entry's.
+        dtype: Compute dtype.
     """
-    return Probed(
-        KVSpec(tuple(LayerKV(*layer) for layer in record["layers"])),
-        StateSpec(
-            {
-                layer: tuple(StateShape(tuple(s), getattr(torch, dtype)) for s, dtype in shapes)
-                for layer, shapes in record["states"]
-            }
-        ),
-        tuple(
-            AttentionStyle(
-                **dict(zip(_STYLE, style, strict=True)),
-                sinks=None if name is None else weight(name),
-            )
-            for style, name in zip(record["styles"], record["sinks"], strict=True)
-        ),
-        attention,
-        torch.empty(0),
-        torch.empty(0),
-    )
+    reader = RecordReader(weights, dtype)
+    spec, states, styles = (reader.value(record[name]) for name in ("spec", "states", "styles"))
+    nothing = torch.empty(0)
+    return Probed(spec, StateSpec(dict(states)), styles, attention, nothing, nothing)

@@ -122,9 +122,7 @@ def restore_model(
 
 def _restored(source: "EntrySource", settings: LoadSettings) -> Assembled:
     index = source.index
-    probed = probed_of(
-        index["probed"], settings.attention, lambda name: source.plain(name, settings.dtype)
-    )
+    probed = probed_of(index["probed"], settings.attention, source, settings.dtype)
     _check_memory(source.num_bytes, settings.kv_bytes(probed.spec, settings.dtype))
     quantization = None
     if index["quantization"] is not None:
