@@ -1,5 +1,6 @@
 """An embedding whose rows stay in the blocks of a GGUF file; looked-up rows are dequantized."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,41 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 
-class BlockEmbedding(nn.Module):
+class StoredWeight(nn.Module, ABC):
+    """A module whose weight is no parameter, and is saved and loaded as if it were one."""
+
+    @property
+    @abstractmethod
+    def weight(self) -> Tensor:
+        """The weight as a plain module has it; a copy."""
+
+    @abstractmethod
+    def load(self, weight: Tensor) -> None:
+        """Replace the weight by one of the same shape."""
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Add the weight before the parameters, as plain modules do."""
+        weight = self.weight
+        destination[prefix + "weight"] = weight if keep_vars else weight.detach()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        """Load the weight, then the parameters."""
+        name, missing = prefix + "weight", arguments[2]
+        if name in state_dict:
+            with torch.no_grad():
+                self.load(state_dict[name])
+        else:
+            missing.append(name)
+        others = {each: tensor for each, tensor in state_dict.items() if each != name}
+        super()._load_from_state_dict(others, prefix, *arguments)
+
+
+class BlockEmbedding(StoredWeight):
     """An embedding of quantized rows.
 
     Attributes:
@@ -94,24 +129,3 @@ class BlockEmbedding(nn.Module):
     def extra_repr(self) -> str:
         """Describe it like ``nn.Embedding``."""
         return f"{self.num_embeddings}, {self.embedding_dim}, blocks of {self._kind.name}"
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        destination[prefix + "weight"] = self.weight
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        weight = state_dict.get(prefix + "weight")
-        if weight is None:
-            missing_keys.append(prefix + "weight")
-        else:
-            self.load(weight)

@@ -15,11 +15,12 @@
 ``structure`` describes a model so, ``select_forward`` compares the results.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate
-from typing import cast
+from operator import add
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -135,6 +136,33 @@ class Call:
     mixes: bool
     angles: AngleKind | None
     reason: str
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules, as they are now."""
+        return [self.parent.get_submodule(name) for name in self.names]
+
+    def __str__(self) -> str:
+        """Say what is called, and why."""
+        return f"{'/'.join(self.names)} is called ({self.reason})"
+
+
+def sum_of(
+    modules: Sequence[nn.Module],
+    rows: Tensor,
+    keywords: Callable[[nn.Module], dict[str, Any]] = lambda _: {},
+) -> Tensor:
+    """Call modules with the same rows, shape (num_rows, width), and add their outputs.
+
+    Args:
+        modules: The modules; of what returns a tuple, the first counts.
+        rows: What they read.
+        keywords: Returns further arguments of a module.
+    """
+    results = (module(rows[None], **keywords(module)) for module in modules)
+    outputs = (result[0] if isinstance(result, tuple) else result for result in results)
+    total: Tensor = reduce(add, outputs)
+    return total.reshape(rows.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,7 @@ class FusedForward:
     @property
     def called(self) -> str:
         """What is called as a module, and why; empty if nothing is."""
-        calls = self._decoder.calls
-        reasons = dict.fromkeys(f"{'/'.join(c.names)} is called ({c.reason})" for c in calls)
-        return ", ".join(reasons)
+        return ", ".join(dict.fromkeys(map(str, self._decoder.calls)))
 
     def __call__(
         self,

@@ -7,15 +7,14 @@ reading unpacks a copy, loading packs again.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.block_embedding import BlockEmbedding, StoredWeight
 from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.native.packed import PackedWeight
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(StoredWeight):
     """A linear layer whose weight is some rows of a packed one.
 
     Attributes:
@@ -92,38 +91,10 @@ class PackedLinear(nn.Module):
         """Describe it like ``nn.Linear``."""
         return f"in_features={self.in_features}, out_features={self.out_features}, packed"
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        """Add the weight before the bias, as ``nn.Linear`` does."""
-        weight = self.weight
-        destination[prefix + "weight"] = weight if keep_vars else weight.detach()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
     ) -> None:
         """Load the weight; a tied one is loaded with the embedding."""
-        weight = state_dict.get(prefix + "weight")
-        if weight is None:
-            missing_keys.append(prefix + "weight")
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        if prefix + "weight" not in state_dict:
             self.sync_tied()
-        else:
-            with torch.no_grad():
-                self.load(weight)
-        super()._load_from_state_dict(
-            {name: tensor for name, tensor in state_dict.items() if name != prefix + "weight"},
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )

@@ -18,6 +18,7 @@ import ctypes
 from collections.abc import Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +38,7 @@ from ostinato.runner.forward.decoder import (
     Mixture,
     Part,
     Projection,
+    sum_of,
 )
 from ostinato.runner.forward.embedding_and_rope import AngleKind
 from ostinato.runner.forward.ops import AddNorm, Gated, Heads, Norm, SplitHeads
@@ -215,19 +217,12 @@ class StepOperations:
         adapters = step_input.adapters
         if adapters is not None and on_logit_rows:
             adapters = adapters.of_rows(step_input.logit_rows)
-        total: Tensor | None = None
         with self._calls.during(step_input.step, adapters):
-            for name in part.names:
-                module = part.parent.get_submodule(name)
-                keywords = self._keywords(part, module) if part.mixes else {}
-                result = module(rows[None], **keywords)
-                addend = result[0] if isinstance(result, tuple) else result
-                addend = addend.reshape(output.shape)
-                total = addend if total is None else total + addend
-        assert total is not None, "modules"
-        output.copy_(total)
+            output.copy_(sum_of(part.modules, rows, partial(self._keywords, part)))
 
     def _keywords(self, part: Call, module: nn.Module) -> dict[str, Any]:
+        if not part.mixes:
+            return {}
         step_input = self._arguments.step_input
         angles = self._arguments.angles.get(part.angles) if part.angles else None
         numbers = None if angles is None else angles.own(step_input.positions)

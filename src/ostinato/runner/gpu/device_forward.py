@@ -13,6 +13,7 @@ these are.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ from ostinato.runner.forward.decoder import (
     Mixture,
     Part,
     Projection,
+    sum_of,
 )
 from ostinato.runner.forward.embedding_and_rope import AngleKind
 from ostinato.runner.forward.ops import HeadShape, Norm, RopeKind
@@ -60,7 +62,7 @@ class DeviceForward:
     @property
     def called(self) -> str:
         """What is called as a module, and why; empty if nothing is."""
-        reasons = [f"{'/'.join(c.names)} is called ({c.reason})" for c in self.decoder.calls]
+        reasons = [str(call) for call in self.decoder.calls]
         reasons += [
             f"{part.experts} is called (experts)"
             for part in self.decoder.parts()
@@ -151,21 +153,12 @@ class _Pass:
             return multiply(part.combine, attended.flatten(1))
         if isinstance(part, FeedForward):
             return multiply(part.down, activated(part, multiply(part.gate_up, rows)))
-        modules = (
-            [module for module in (part.block, part.beside) if module is not None]
-            if isinstance(part, Mixture)
-            else [part.parent.get_submodule(name) for name in part.names]
-        )
-        total: Tensor | None = None
-        for module in modules:
-            result = module(rows[None], **self._keywords(part, module))
-            addend: Tensor = result[0] if isinstance(result, tuple) else result
-            total = addend if total is None else total + addend
-        assert total is not None, "modules"
-        return total.reshape(rows.shape)
+        if isinstance(part, Mixture):
+            return sum_of([each for each in (part.block, part.beside) if each is not None], rows)
+        return sum_of(part.modules, rows, partial(self._keywords, part))
 
-    def _keywords(self, part: Mixture | Call, module: nn.Module) -> dict[str, Any]:
-        if not (isinstance(part, Call) and part.mixes):
+    def _keywords(self, part: Call, module: nn.Module) -> dict[str, Any]:
+        if not part.mixes:
             return {}
         angles = None if part.angles is None else self._angles_of(part.angles)
         return call_keywords(module, self._step, angles, self._positions[None])
