@@ -15,7 +15,6 @@ A hit is a share of what a client that only appends hits with the agent's prompt
 and the last answer, without reasoning that the template has dropped since.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
+from benchmarks.command_line import parser_of
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.scripted_model import TEMPLATE, ScriptedLLM, ToolLoop, Turn
@@ -131,7 +131,7 @@ def play(http: httpx.Client, llm: ScriptedLLM, think_s: float) -> Iterator[Row]:
 
 def main() -> None:
     """Play the session; print a row for each kind of turn, and for all but the first."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--without", action="append", default=[], choices=("ledger", "rebase"))
     parser.add_argument("--think", type=float, default=15.0, help="seconds until a question")

@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/agent_trace.py OUT.npz --seed 3 --kind coding
+    python -m benchmarks.agent_trace OUT.npz --seed 3 --kind coding
 
 Sessions arrive at random and run loops of tool calls: each request is all that came before in its
 session, and some new blocks. Tools answer within seconds, people after heavy-tailed think times.
@@ -13,13 +13,14 @@ The file has the fields of Mooncake's traces as ``benchmarks/eviction.py`` reads
 512 tokens.
 """
 
-import argparse
 import heapq
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.command_line import parser_of
 
 BLOCK_TOKENS = 512
 
@@ -128,9 +129,7 @@ class Traffic:
 
 def main() -> None:
     """Read the command line and write a trace."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--kind", choices=KINDS, default="coding")
     parser.add_argument("--seed", type=int, default=1)

@@ -2,10 +2,10 @@
 
 ::
 
-    python benchmarks/attention.py
-    python benchmarks/attention.py --threads 1 --dtype float32 --scene decode
-    python benchmarks/attention.py --kv-dtype int8 --cpu-time --threads 1
-    python benchmarks/attention.py --json FILE
+    python -m benchmarks.attention
+    python -m benchmarks.attention --threads 1 --dtype float32 --scene decode
+    python -m benchmarks.attention --kv-dtype int8 --cpu-time --threads 1
+    python -m benchmarks.attention --json FILE
 
 One layer of the shape of Qwen3-0.6B: 16 query heads, 8 key/value heads of 128. Scenes are chunks of
 prompts, on their own or behind a cached prefix, and steps of decoding, over a prefix that all share
@@ -24,7 +24,6 @@ that does other work as well, ``--cpu-time`` with one thread tells more than the
 """
 
 import argparse
-import json
 import platform
 import time
 from array import array
@@ -32,7 +31,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -40,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.command_line import parser_of, write_json
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
@@ -228,17 +227,12 @@ def measure(
 
 def main() -> None:
     """Read the command line, measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=5, threads=torch.get_num_threads(), has_json=True)
     parser.add_argument("--scene", default="", help="only scenes whose name has this in it")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--kv-dtype", choices=("bfloat16", "float16", "float32", "int8"))
     parser.add_argument("--isa", nargs="*", help="instruction sets, such as AVX2 (all there are)")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cpu-time", action="store_true", help="of all threads, not on the wall")
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     native = library()
@@ -257,8 +251,7 @@ def main() -> None:
             runs = contestants(scene, dtype, isas, kv_dtype)
             found[scene.name] = measure(runs, options.rounds, clock)
             _print(scene, found[scene.name], dtype, options)
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1))
+    write_json(options.json, found)
 
 
 def _print(

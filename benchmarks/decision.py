@@ -2,22 +2,22 @@
 
 ::
 
-    python benchmarks/decision.py              # prompts of 100,000 tokens, four workers
+    python -m benchmarks.decision              # prompts of 100,000 tokens, four workers
 
 A new prompt is added to the tree; the same prompt again is only looked up.
 """
 
-import argparse
 import random
 import time
 from array import array
 
+from benchmarks.command_line import parser_of
 from ostinato.router import Router, RouteRequest
 
 
 def main() -> None:
     """Measure, and print a line per decision."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = parser_of(__doc__)
     options.add_argument("--tokens", type=int, default=100_000)
     options.add_argument("--prompts", type=int, default=5)
     given = options.parse_args()

@@ -2,9 +2,9 @@
 
 ::
 
-    python benchmarks/decode.py CHECKPOINT               # 1 and 16 on 2,048, 32 on 4,096 tokens
-    python benchmarks/decode.py CHECKPOINT --cases 16x2048 --rounds 5
-    python benchmarks/decode.py CHECKPOINT --json FILE
+    python -m benchmarks.decode CHECKPOINT               # 1 and 16 on 2,048, 32 on 4,096 tokens
+    python -m benchmarks.decode CHECKPOINT --cases 16x2048 --rounds 5
+    python -m benchmarks.decode CHECKPOINT --json FILE
 
 Each case is so many requests that share a cached prefix and have 32 tokens of their own. Parts are
 medians over decode steps, in milliseconds of wall clock. ``model`` is what the native library does
@@ -13,12 +13,9 @@ stands still. They are so short that they are right on a busy machine, too; the 
 ``benchmarks/peers/checkpoint.py`` makes a checkpoint.
 """
 
-import argparse
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -27,6 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command_line import parser_of, write_json
 from ostinato import LLM, SamplingParams
 from ostinato.runner import model_runner
 from ostinato.runner.forward.program import Program
@@ -147,12 +145,9 @@ def table_of(found: dict[str, Step]) -> Table:
 
 def main() -> None:
     """Measure the cases, and print what their steps take."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__, rounds=3, threads=2, has_json=True)
     parser.add_argument("checkpoint")
     parser.add_argument("--cases", default=CASES, help="requests x shared tokens, with commas")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found: dict[str, Step] = {}
@@ -162,8 +157,7 @@ def main() -> None:
         found[case] = measure(llm, num_requests, num_shared, options.rounds)
         llm.close()
     Console(width=160).print(table_of(found))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+    write_json(options.json, found)
 
 
 if __name__ == "__main__":

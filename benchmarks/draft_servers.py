@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from benchmarks.command_line import parser_of
 from benchmarks.drafts import MAX_PROMPT, SCENES, talks
 from benchmarks.peers.checkpoint import make_smollm2
 from benchmarks.strangers import Scene, over_http
@@ -65,7 +66,7 @@ async def answer_times(
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--peers", type=Path, help="where install.sh put the peers")
     parser.add_argument("--columns", nargs="+", choices=FLAGS, default=list(FLAGS))

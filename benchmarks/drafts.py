@@ -13,7 +13,6 @@ prose. ``replay`` drives the real scheduler, cache and drafter with a step that 
 (rows - 1)``; ``measure`` computes each step with the model, by turns with and without drafts.
 """
 
-import argparse
 import json
 import time
 from array import array
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command_line import parser_of
 from ostinato import LLM, SamplingParams
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.config import SchedulerConfig
@@ -285,7 +285,7 @@ def measure(
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=("replay", "measure"))
     parser.add_argument("model")
     parser.add_argument("--row", type=float, action="append", help="price of a row, of a step")

@@ -21,7 +21,6 @@ The bounds are those of ``ostinato.lab.simulate.simulation``: Belady's, and the 
 
 import argparse
 import gc
-import json
 import time
 import tracemalloc
 from pathlib import Path
@@ -31,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.command_line import parser_of, write_json
 from benchmarks.policies import POLICIES, policy_factory
 from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
@@ -123,15 +123,12 @@ def allocated(trace: BlockTrace, num_blocks: int, policy: str) -> int:
 
 def main() -> None:
     """Read the command line, replay, and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, has_json=True)
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--blocks", default="2000,5000,10000,20000")
     parser.add_argument("--policies", default=",".join((*POLICIES, *BOUNDS)))
     parser.add_argument("--slice", default="0:1", help="part of each trace, as 0.5:1")
     parser.add_argument("--beside", choices=POLICIES, help="compare with this policy")
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
     options = parser.parse_args()
     sizes = [int(size) for size in options.blocks.split(",")]
     first, last = map(float, options.slice.split(":"))
@@ -148,8 +145,7 @@ def main() -> None:
                 bar.update()
     bar.close()
     show([path.stem for path in options.traces], policies, sizes, figures)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2))
+    write_json(options.json, figures)
 
 
 def beside(

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
+from benchmarks.command_line import parser_of
 from ostinato.runner.experts.mixture import PackedExperts
 from ostinato.runner.forward.packing import pack_linears, pack_plain
 from ostinato.runner.forward.quantized import Quantization
@@ -56,10 +57,9 @@ def fastest(block: nn.Module, num_rows: int, arguments: argparse.Namespace) -> t
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, threads=2)
     for name, default in (("hidden", 2048), ("inner", 768), ("experts", 128), ("top-k", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", default="1,16,2048")
     parser.add_argument("--formats", default="modules,plain,int4,w4a8")
     arguments = parser.parse_args()

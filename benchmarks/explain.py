@@ -2,20 +2,20 @@
 
 ::
 
-    python benchmarks/explain.py            # microseconds per request, off and on
-    python benchmarks/explain.py --json
+    python -m benchmarks.explain            # microseconds per request, off and on
+    python -m benchmarks.explain --json
 
 Each request brings 2,048 tokens, most of them shared, and 32 tokens of answer; the pool holds
 either a tenth of what comes, so that every request evicts, or all of it. Rounds with and without
 a memory take turns, and the quickest of each counts, in processor time.
 """
 
-import argparse
 import json
 import random
 import time
 from array import array
 
+from benchmarks.command_line import parser_of
 from ostinato.assembly import PrefixCache, build_cache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
@@ -72,7 +72,7 @@ def measure(num_blocks: int) -> dict[str, float]:
 
 def main() -> None:
     """Print a line per pool."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--json", action="store_true")
     wants_json = parser.parse_args().json
     figures = {name: measure(num_blocks) for name, num_blocks in POOLS.items()}

@@ -2,8 +2,8 @@
 
 ::
 
-    python benchmarks/forms.py                        # a vocabulary of 128,000 ids
-    python benchmarks/forms.py --ids 32000 --json FILE
+    python -m benchmarks.forms                        # a vocabulary of 128,000 ids
+    python -m benchmarks.forms --ids 32000 --json FILE
 
 The vocabulary is made up: the 256 bytes, and words of one to nine letters with and without a space
 before them, drawn at random. The text of each form is written letter by letter from the left, as
@@ -13,14 +13,11 @@ long as the form lets it: ids are drawn among those that are allowed.
 the masks of a batch, per row. All but the ids depends on the machine.
 """
 
-import argparse
-import json
 import random
 import time
 from array import array
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import fmean, quantiles
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +29,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command_line import parser_of, write_json
 from ostinato.core.plan import SampleTask, TokenConstraint
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.grammar.grammar import GrammarCompiler
@@ -148,10 +146,9 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 def main() -> None:
     """Measure every form and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, has_json=True)
     parser.add_argument("--ids", type=int, default=128_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     compiler = make_compiler(options.ids, rng)
@@ -161,8 +158,7 @@ def main() -> None:
     for name, row in figures.items():
         table.add_row(name, *(f"{row[column]:.1f}" for column in columns))
     Console().print(f"{options.ids} ids", table)
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2))
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

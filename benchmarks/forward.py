@@ -2,13 +2,13 @@
 
 ::
 
-    python benchmarks/forward.py CHECKPOINT                       # all scenes, two threads
-    python benchmarks/forward.py CHECKPOINT --scenes prefill,decode-16 --rounds 9
-    python benchmarks/forward.py CHECKPOINT --clock cpu --threads 1   # on a busy machine
-    python benchmarks/forward.py CHECKPOINT --ways auto,int8,int4     # weights of fewer bits
-    python benchmarks/forward.py CHECKPOINT --ways auto,auto+int8kv   # keys and values in 8 bits
-    python benchmarks/forward.py CHECKPOINT --profile             # where a step's time goes
-    python benchmarks/forward.py CHECKPOINT --json FILE
+    python -m benchmarks.forward CHECKPOINT                       # all scenes, two threads
+    python -m benchmarks.forward CHECKPOINT --scenes prefill,decode-16 --rounds 9
+    python -m benchmarks.forward CHECKPOINT --clock cpu --threads 1   # on a busy machine
+    python -m benchmarks.forward CHECKPOINT --ways auto,int8,int4     # weights of fewer bits
+    python -m benchmarks.forward CHECKPOINT --ways auto,auto+int8kv   # keys and values in 8 bits
+    python -m benchmarks.forward CHECKPOINT --profile             # where a step's time goes
+    python -m benchmarks.forward CHECKPOINT --json FILE
 
 The forwards ``plain``, ``packed`` and ``auto`` (fused, where the model is known), or ``auto`` with
 weights in ``int8`` and ``int4``, each also with keys and values in 8 bits (``+int8kv``), take
@@ -20,15 +20,12 @@ Attention is what the engine would use here. A scene's cached tokens were never 
 allocated: what they hold does not change how long a step takes.
 """
 
-import argparse
-import json
 import os
 import platform
 import time
 from array import array
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
@@ -38,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.command_line import parser_of, write_json
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
@@ -166,16 +164,13 @@ def report(found: dict[str, dict[str, list[float]]]) -> Table:
 
 def main() -> None:
     """Measure what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, rounds=7, threads=2, has_json=True)
     parser.add_argument("checkpoint")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--scenes", default=",".join(scene.name for scene in SCENES))
     parser.add_argument("--ways", default=",".join(get_args(ForwardName)))
     parser.add_argument("--clock", default="wall", choices=CLOCKS)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_large_blocks()
@@ -208,10 +203,7 @@ def main() -> None:
     machine, load = platform.processor() or platform.machine(), os.getloadavg()[0]
     print(f"{options.dtype}, {options.threads} threads on {machine}, load {load:.1f}")
     print(f"{options.clock} clock")
-    if options.json:
-        options.json.write_text(
-            json.dumps({"scenes": [asdict(s) for s in scenes], "seconds": found})
-        )
+    write_json(options.json, {"scenes": [asdict(s) for s in scenes], "seconds": found})
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 ::
 
-    python benchmarks/ghost.py                                     # cost, in both indexes
-    python benchmarks/ghost.py --trace TRACE.npz --blocks 10000    # cost and estimates on a trace
-    python benchmarks/ghost.py --trace TRACE.npz --blocks 10000 --seeds 5 --errors   # no cost
+    python -m benchmarks.ghost                                     # cost, in both indexes
+    python -m benchmarks.ghost --trace TRACE.npz --blocks 10000    # cost and estimates on a trace
+    python -m benchmarks.ghost --trace TRACE.npz --blocks 10000 --seeds 5 --errors   # no cost
 
 Two caches, with a ghost and without, serve the same requests by turns, some dozens at a time, and
 which of them is first alternates; times are CPU time of the process. ``window`` is what the first
@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.command_line import parser_of
 from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.ghost.ghost import Ghost
@@ -280,9 +281,7 @@ def cell(errors: list[float], widths: list[float]) -> str:
 
 def main() -> None:
     """Read the command line, measure, and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--trace", type=Path, help="replay a trace in place of chats")
     parser.add_argument("--sets", type=int, help="of chats, in the radix index alone")
     parser.add_argument("--blocks", type=int, default=10_000, help="of the cache, for a trace")

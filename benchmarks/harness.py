@@ -9,11 +9,9 @@ request after the other. Seconds are the server's, from ``/metrics``: those of i
 tokenizing are left out. Weights are random, so its accuracy means nothing.
 """
 
-import argparse
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -23,8 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import parser_of
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.shapes import SHAPES
+from benchmarks.peers.workers.http_client import free_port
 
 TASK = """task: four_choices
 dataset_path: json
@@ -66,9 +66,7 @@ def served_figures(
     model: Path, task: Path, python: Path, *options: str
 ) -> tuple[float, float, float]:
     """Serve a model to the harness; returns requests, their seconds, and prompt tokens that hit."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "ostinato.cli", "serve", str(model), "--port", str(port)]
     command += ["--served-model-name", model.name]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as server:
@@ -120,7 +118,7 @@ def evaluate(url: str, model: Path, task: Path, python: Path, packages: str = ""
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("python", type=Path)
     for name, default in {"questions": 10, "length": 1000, "layers": 4, "hidden": 512}.items():

@@ -2,8 +2,8 @@
 
 ::
 
-    python benchmarks/heart.py                           # this source tree
-    python benchmarks/heart.py --against OTHER/src       # two trees, measured by turns
+    python -m benchmarks.heart                           # this source tree
+    python -m benchmarks.heart --against OTHER/src       # two trees, measured by turns
 
 Six scenes, in both indexes, in blocks of 16 tokens:
 
@@ -31,16 +31,26 @@ import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import fields
-from inspect import signature
 from pathlib import Path
 from statistics import mean
 from time import process_time_ns
-from typing import Any
+from typing import cast, get_args
 
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
+
+from benchmarks.command_line import parser_of, write_json
+from ostinato.assembly import build_cache
+from ostinato.cache.manager import CacheManager
+from ostinato.core.config import SchedulerConfig
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.ids import RequestId
+from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
+from ostinato.core.request import Request
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.sched.scheduler import Scheduler
+from ostinato.settings import IndexName, PolicyName, PrefixCacheConfig
 
 BLOCK_SIZE = 16
 SYSTEM, CHATS, TURNS, TURN = 4_096, 64, 20, 500
@@ -56,6 +66,8 @@ POLICY = os.environ.get("HEART_POLICY", "reuse_hazard")
 """Eviction policy: the engine's default, unless ``--policy`` says otherwise."""
 
 OPERATIONS = ("key", "match", "admit", "grow", "publish", "commit", "release", "add", "plan", "end")
+INDEXES: tuple[IndexName, ...] = get_args(IndexName)
+
 Costs = dict[str, list[int]]
 """Nanoseconds by operation, one number per request."""
 
@@ -64,13 +76,10 @@ HERE = Path(__file__).resolve().parents[1] / "src"
 
 def main() -> None:
     """Read the command line and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, has_json=True)
     parser.add_argument("--against", type=Path, help="the src directory of another checkout")
     parser.add_argument("--rounds", type=int, default=5, help="processes per source tree")
     parser.add_argument("--policy", default=POLICY, help="eviction policy of the caches")
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
     parser.add_argument("--one-round", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one_round:
@@ -83,8 +92,7 @@ def main() -> None:
             parser.error(f"there is no package ostinato in {tree}")
     quickest = measure_by_turns(trees, options.rounds)
     show(trees, quickest)
-    if options.json:
-        options.json.write_text(json.dumps(quickest, indent=2))
+    write_json(options.json, quickest)
 
 
 # --- one round, in its own process ---
@@ -97,7 +105,7 @@ def measure_all() -> dict[str, float]:
         Microseconds per request, by ``"index scene operation"``.
     """
     figures = {}
-    for index in ("radix", "hash"):
+    for index in INDEXES:
         for scene, run in SCENES.items():
             gc.collect()
             gc.disable()
@@ -109,7 +117,7 @@ def measure_all() -> dict[str, float]:
     return figures
 
 
-def chats(index: str) -> Costs:
+def chats(index: IndexName) -> Costs:
     """Serve every conversation's next turn, one conversation after the other."""
     rng, cache, costs = random.Random(1), make_cache(index, 42_000), Costs()
     system = draw(rng, SYSTEM)
@@ -121,7 +129,7 @@ def chats(index: str) -> Costs:
     return costs
 
 
-def hit(index: str, given: Callable[[array], Iterable[int]]) -> Costs:
+def hit(index: IndexName, given: Callable[[array], Iterable[int]]) -> Costs:
     """Serve a long prompt again and again."""
     cache, costs = make_cache(index, 2 * LONG // BLOCK_SIZE), Costs()
     prompt = draw(random.Random(2), LONG)
@@ -131,7 +139,7 @@ def hit(index: str, given: Callable[[array], Iterable[int]]) -> Costs:
     return costs
 
 
-def miss(index: str) -> Costs:
+def miss(index: IndexName) -> Costs:
     """Serve long prompts that have nothing in common, while there is room for all."""
     rng, costs = random.Random(3), Costs()
     cache = make_cache(index, (MISSES + 1) * LONG // BLOCK_SIZE)
@@ -141,7 +149,7 @@ def miss(index: str) -> Costs:
     return costs
 
 
-def decode(index: str) -> Costs:
+def decode(index: IndexName) -> Costs:
     """Let sequences of 512 tokens grow by a token each, step by step."""
     rng, costs = random.Random(4), Costs()
     cache = make_cache(index, DECODES * (512 + STEPS) // BLOCK_SIZE + DECODES)
@@ -151,18 +159,18 @@ def decode(index: str) -> Costs:
             table.key.append(rng.randrange(65_536))
         times = [process_time_ns()]
         for table in tables:
-            grow(cache, table, len(table.key))
+            cache.grow(table, cache.growable(table, len(table.key)))
         times.append(process_time_ns())
         for table in tables:
             cache.publish(table, len(table.key))
         times.append(process_time_ns())
-        cache.end_step(tables)
+        cache.commit()
         times.append(process_time_ns())
         note(costs, ("grow", "publish", "commit"), times)
     return costs
 
 
-def request(index: str) -> Costs:
+def request(index: IndexName) -> Costs:
     """Take requests that share a prefix through a scheduler, one at a time."""
     rng, costs = random.Random(5), Costs()
     blocks = (PREFIX + REQUESTS * (QUESTION + BLOCK_SIZE)) // BLOCK_SIZE
@@ -181,7 +189,7 @@ def request(index: str) -> Costs:
     return costs
 
 
-def steps(index: str) -> Costs:
+def steps(index: IndexName) -> Costs:
     """Let a scheduler's sequences of 512 tokens grow by a token each, step by step."""
     rng, costs = random.Random(6), Costs()
     scheduler = make_scheduler(index, DECODES * (512 + STEPS) // BLOCK_SIZE + 2 * DECODES)
@@ -200,7 +208,7 @@ def steps(index: str) -> Costs:
     return costs
 
 
-SCENES: dict[str, Callable[[str], Costs]] = {
+SCENES: dict[str, Callable[[IndexName], Costs]] = {
     "chats": chats,
     "hit (list)": lambda index: hit(index, list),
     "hit (packed)": lambda index: hit(index, lambda prompt: prompt),
@@ -211,67 +219,32 @@ SCENES: dict[str, Callable[[str], Costs]] = {
 }
 
 
-def make_cache(index: Any, num_blocks: int) -> Any:
+def make_cache(index: IndexName, num_blocks: int) -> CacheManager:
     """Return an empty cache of the source tree that is on the path, with all that observes it."""
-    try:
-        from ostinato.settings import PrefixCacheConfig as Config
-    except ModuleNotFoundError:  # trees whose settings were in core
-        from ostinato.core.config import CacheConfig as Config  # type: ignore[assignment]
-
-    names = {field.name for field in fields(Config)}
-    name = "eviction_policy" if "eviction_policy" in names else "policy"  # older trees
-    policy: dict[str, Any] = {name: POLICY}
-    config = Config(num_blocks, BLOCK_SIZE, index=index, **policy)
-    try:
-        from ostinato.assembly import build_cache
-    except ModuleNotFoundError:  # trees before the rooms were taken apart
-        from ostinato.cache.manager import CacheManager
-
-        manager: Any = CacheManager(config)
-    else:
-        manager = build_cache(config).manager
-    takes_tables = bool(signature(manager.commit).parameters)  # older trees
-    manager.end_step = manager.commit if takes_tables else lambda tables: manager.commit()
-    return manager
+    policy = cast("PolicyName", POLICY)
+    config = PrefixCacheConfig(num_blocks, BLOCK_SIZE, index=index, eviction_policy=policy)
+    return build_cache(config).manager
 
 
-def make_scheduler(index: str, num_blocks: int) -> Any:
+def make_scheduler(index: IndexName, num_blocks: int) -> Scheduler:
     """Return a scheduler over an empty cache, with room in a step for all."""
-    from ostinato.core.config import SchedulerConfig
-    from ostinato.sched.scheduler import Scheduler
-
     room = max(PREFIX + QUESTION, DECODES * 512)
     config = SchedulerConfig(room, max_num_seqs=DECODES, max_model_len=65_536)
     return Scheduler(config, make_cache(index, num_blocks))
 
 
-def make_request(number: int, prompt: array, max_tokens: int) -> Any:
+def make_request(number: int, prompt: array, max_tokens: int) -> Request:
     """Return a request for so many tokens."""
-    from ostinato.core.ids import RequestId
-    from ostinato.core.request import Request
-    from ostinato.core.sampling_params import SamplingParams
-
     return Request(RequestId(str(number)), prompt, SamplingParams(max_tokens=max_tokens))
 
 
-def answers(plan) -> Any:
+def answers(plan: StepPlan) -> StepResult:
     """Answer a plan as a runner would: one token each."""
-    from ostinato.core.plan import SampledToken, SequenceResult, StepResult
-
     return StepResult(tuple(SequenceResult((SampledToken(7),)) for _ in plan.sequences))
-
-
-def grow(cache, table, num_tokens: int) -> None:
-    """Give a table slots as the scheduler of that source tree does."""
-    if hasattr(cache, "growable"):  # trees with windows ask how far before they grow
-        num_tokens = cache.growable(table, num_tokens)
-    cache.grow(table, num_tokens)
 
 
 def serve(cache, prompt: Iterable[int], costs: Costs, release: bool = True):
     """Take one prompt through the cache, note what each call took, and return its table."""
-    from ostinato.core.identity import Identity, PrefixKey
-
     times = [process_time_ns()]
     key = PrefixKey(Identity(), prompt)
     times.append(process_time_ns())
@@ -281,7 +254,7 @@ def serve(cache, prompt: Iterable[int], costs: Costs, release: bool = True):
     times.append(process_time_ns())
     cache.publish(table, len(key))
     times.append(process_time_ns())
-    cache.end_step([table])
+    cache.commit()
     times.append(process_time_ns())
     if release:
         cache.release(table, len(key))
@@ -323,8 +296,10 @@ def measure_by_turns(trees: list[Path], rounds: int) -> list[dict[str, float]]:
 
 def _one_round(tree: Path) -> dict[str, float]:
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
-    command = [sys.executable, str(Path(__file__).resolve()), "--one-round"]
-    answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    command = [sys.executable, "-m", "benchmarks.heart", "--one-round"]
+    answer = subprocess.run(
+        command, cwd=HERE.parent, env=environment, check=True, capture_output=True, text=True
+    )
     found: dict[str, float] = json.loads(answer.stdout)
     return found
 
@@ -334,7 +309,7 @@ def show(trees: list[Path], quickest: list[dict[str, float]]) -> None:
     table = Table(title="microseconds of CPU time per request (decode: per step)")
     for name in ("index", "scene", *OPERATIONS, "all"):
         table.add_column(name, justify="left" if name in ("index", "scene") else "right")
-    for index in ("radix", "hash"):
+    for index in INDEXES:
         for scene in SCENES:
             for tree, figures in zip(trees, quickest, strict=True):
                 which = scene if len(trees) == 1 else f"{scene}, {_which(tree)}"

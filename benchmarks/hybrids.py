@@ -25,9 +25,7 @@ Qwen3.5 (32 heads of 128 x 128) and of Granite 4 (64 heads of 64 x 128), each wi
 and one layer of attention.
 """
 
-import argparse
 import copy
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -51,6 +49,7 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
+from benchmarks.command_line import parser_of, write_json
 from ostinato import LLM, SamplingParams
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine.requests.request_state import RequestState
@@ -271,10 +270,8 @@ def show(figures: dict[str, Figures]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, rounds=3, has_json=True)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--scans", action="store_true")
     options = parser.parse_args(arguments)
     if options.scans:
@@ -285,8 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         engines: dict[str, Ours | Theirs] = {"ostinato": Ours(path), "transformers": Theirs(path)}
     figures = measure(engines, options.small, options.rounds)
     show(figures)
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=1))
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

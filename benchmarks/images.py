@@ -2,8 +2,8 @@
 
 ::
 
-    python benchmarks/images.py                  # an encoder of 12 layers, an image of 576 tokens
-    python benchmarks/images.py --rounds 9 --dtype float32
+    python -m benchmarks.images                  # an encoder of 12 layers, an image of 576 tokens
+    python -m benchmarks.images --rounds 9 --dtype float32
 
 A random model of LLaVA's type, with CLIP's encoder for images of 336 pixels. By turns in one run:
 an image that was never seen, a second question on it, the same image behind another beginning (the
@@ -14,7 +14,6 @@ Then the longest step of a text that is being continued while an image is encode
 the time that the encoder takes by itself; both by the clock, so the machine should be quiet.
 """
 
-import argparse
 import time
 from pathlib import Path
 from statistics import median
@@ -34,6 +33,7 @@ from transformers import (
     LlavaForConditionalGeneration,
 )
 
+from benchmarks.command_line import parser_of
 from ostinato import LLM, SamplingParams
 from ostinato.engine.requests.prompts import Prompt, PromptDict
 
@@ -135,10 +135,7 @@ def beside(llm: LLM, rounds: int) -> tuple[float, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of(__doc__, rounds=5)
     parser.add_argument("--layers", type=int, default=12, help="of the encoder")
     parser.add_argument("--dtype", default="bfloat16")
     given = parser.parse_args()

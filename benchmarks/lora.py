@@ -18,7 +18,6 @@ first one and of the others.
 ``benchmarks/peers/checkpoint.py`` makes a checkpoint.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -32,6 +31,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.command_line import parser_of, write_json
 from ostinato import LLM, LoRARequest, SamplingParams
 from ostinato.runner.experts.mixture import stacks_by_name
 
@@ -143,13 +143,11 @@ def measure_specialists(checkpoint: Path, rank: int) -> dict[str, Figures]:
 
 def main() -> None:
     """Read the command line, measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, rounds=5, has_json=True)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--specialists", action="store_true")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.specialists:
         found = measure_specialists(options.checkpoint, options.rank)
@@ -160,8 +158,7 @@ def main() -> None:
     for kind, figures in found.items():
         table.add_row(kind, *(f"{figure:,.4g}" for figure in figures.values()))
     Console().print(table)
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2))
+    write_json(options.json, found)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,7 @@ Scene ``flood``: as above, and a fourth tenant sends 400 such prompts at once af
 The pool holds 40,000 tokens: what runs, and a dozen documents at most.
 """
 
-import argparse
 import heapq
-import json
 import random
 import time
 from array import array
@@ -31,7 +29,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any, get_args
 
@@ -39,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.command_line import parser_of, write_json
 from benchmarks.depth_first import DepthFirst
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.config import SchedulerConfig, WaitingOrder
@@ -261,17 +259,13 @@ def show(figures: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Read the command line and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, has_json=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
     options = parser.parse_args()
     orders = (*get_args(WaitingOrder), DEPTH_FIRST)
     figures = [measure(order, scene, options.seed) for scene in SCENES for order in orders]
     show(figures)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2))
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

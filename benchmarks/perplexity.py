@@ -2,19 +2,19 @@
 
 ::
 
-    python benchmarks/perplexity.py tiny-shakespeare --text FILE --pieces 120 --tokens 120
-    python benchmarks/perplexity.py smollm2 --text FILE --pieces 6 --tokens 512
+    python -m benchmarks.perplexity tiny-shakespeare --text FILE --pieces 120 --tokens 120
+    python -m benchmarks.perplexity smollm2 --text FILE --pieces 6 --tokens 512
 
 Each piece of the text is a prompt of its own, and every token but its first is scored; attention
 always reads the store, so that what its format costs counts from the first token on. The first way
 is what the others are compared with.
 """
 
-import argparse
 import math
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import parser_of
 from ostinato import LLM, SamplingParams
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -55,9 +55,7 @@ def pieces_of(llm: LLM, text: str, num_pieces: int, num_tokens: int) -> list[lis
 
 def main() -> None:
     """Read the command line, score the text in each way and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("model")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--pieces", type=int, default=6)

@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/planning.py
+    python -m benchmarks.planning
 
 A step's tables are taken once (``checked``), then planned once for each kind of layer: here for
 16 heads of queries on 8 of keys, without a window, for two threads. Scenes are decodes on a prefix
@@ -10,7 +10,6 @@ that all share; trees of a system prompt, four documents and two chats on each; 
 prompt is computed beside. ``inputs`` is what comes before: the plan of a step as arrays.
 """
 
-import argparse
 import ctypes
 import time
 from array import array
@@ -21,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command_line import parser_of
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.native_plan import NativeLimits, PlanKind, StepTables, plan_native
@@ -133,8 +133,7 @@ def measure(native: ctypes.CDLL, tables: Tables, rounds: int) -> list[int]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=101)
+    parser = parser_of(__doc__, rounds=101)
     options = parser.parse_args()
     native = library()
     if native is None:

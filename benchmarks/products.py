@@ -2,10 +2,10 @@
 
 ::
 
-    python benchmarks/products.py                       # bfloat16 and float32, one thread
-    python benchmarks/products.py --rows 1,16 --rounds 30 --dtypes bfloat16
-    python benchmarks/products.py --dtypes bfloat16 --formats plain,int8,int4
-    python benchmarks/products.py --rows 1,2,4,8,16 --formats plain,int8,int4 --ratios
+    python -m benchmarks.products                       # bfloat16 and float32, one thread
+    python -m benchmarks.products --rows 1,16 --rounds 30 --dtypes bfloat16
+    python -m benchmarks.products --dtypes bfloat16 --formats plain,int8,int4
+    python -m benchmarks.products --rows 1,2,4,8,16 --formats plain,int8,int4 --ratios
 
 Each line is a product of a layer of Qwen3-0.6B, with oneDNN as torch calls it for a weight that it
 has packed, and with ours on every instruction set that the processor has, by turns, round by round;
@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.command_line import parser_of
 from ostinato.runner.forward.codes import IN_GROUPS, PLAIN, TABLES, CodeFormat
 from ostinato.runner.forward.packing import pack_plain
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
@@ -151,7 +152,7 @@ def _least(runs: list[Run], rounds: int, clock: Callable[[], float]) -> list[flo
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, rounds=8)
     parser.add_argument("--rows", default="1,4,16,32,128,512,2048")
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument(
@@ -159,7 +160,6 @@ def _arguments() -> argparse.Namespace:
         default="plain",
         help="of plain, int8, int4, w8a8, w4a8, mxfp4, iq4, mxfp4a8 and iq4a8",
     )
-    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument(
         "--threads", type=int, default=1, help="of more than one, time by the clock"
     )

@@ -2,10 +2,10 @@
 
 ::
 
-    python benchmarks/read_once.py                    # the scenes below, both kinds of attention
-    python benchmarks/read_once.py --sweep            # decodes x shared tokens x own tokens
-    python benchmarks/read_once.py --sweep --isa AVX512 --plot FILE.png --json FILE
-    python benchmarks/read_once.py --sweep --threads 1 --clock cpu      # on a busy machine
+    python -m benchmarks.read_once                    # the scenes below, both kinds of attention
+    python -m benchmarks.read_once --sweep            # decodes x shared tokens x own tokens
+    python -m benchmarks.read_once --sweep --isa AVX512 --plot FILE.png --json FILE
+    python -m benchmarks.read_once --sweep --threads 1 --clock cpu      # on a busy machine
 
 Layers have the shape of Qwen3-0.6B: 16 query heads, 8 key/value heads of 128, bfloat16. Each
 sequence decodes one token; its context is a prefix that all share and 32 tokens of its own, or a
@@ -20,7 +20,6 @@ round by round; shown is their median, with the quartiles beside it.
 """
 
 import argparse
-import json
 import platform
 import time
 from array import array
@@ -36,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.command_line import parser_of, write_json
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionStyle
@@ -187,9 +187,7 @@ def sweep(options: argparse.Namespace) -> Iterator[Scene]:
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=11, threads=torch.get_num_threads(), has_json=True)
 
     def numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
@@ -201,10 +199,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--attention", choices=("native", "torch"), help="one kind alone")
     parser.add_argument("--isa", choices=[isa.name for isa in Isa], help="instructions to use")
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: of one thread")
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
     parser.add_argument("--plot", type=Path, help="draw the sweep's ratios there")
     options = parser.parse_args()
     options.backends = [options.attention or "native"]
@@ -230,8 +225,7 @@ def main() -> None:
         f"{platform.machine()} with {isa}, {options.rounds} rounds"
     )
     show(found, how)
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1))
+    write_json(options.json, found)
     if options.plot is not None:
         draw(found, how, options.plot)
 

@@ -14,8 +14,6 @@ prompt of three. Memory is what the kernel counts for the server: its own is ano
 mapped from files.
 """
 
-import argparse
-import json
 import os
 import random
 import subprocess
@@ -33,6 +31,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.command_line import parser_of, write_json
 from benchmarks.peers.workers.http_client import free_port
 from benchmarks.start import memory_of
 
@@ -224,9 +223,7 @@ def table(columns: dict[str, Figures]) -> str:
 
 def main() -> None:
     """Read the command line and measure one column after the other."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, has_json=True)
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--peers", type=Path, help="where benchmarks/peers/install.sh put them")
     parser.add_argument("--columns", nargs="+", default=["ours", "llamacpp"])
@@ -234,7 +231,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--turn", type=int, default=300, help="new tokens of a turn")
     parser.add_argument("--answer", type=int, default=24)
-    parser.add_argument("--json", type=Path, help="where every sample is written")
     options = parser.parse_args()
     scene = Scene(options.prompt, options.turns, options.turn, options.answer)
     columns: dict[str, Figures] = {}
@@ -245,9 +241,7 @@ def main() -> None:
                 program = options.peers / "llamacpp" / "bin" / "llama-server"
                 engine = LlamaCpp(program, options.model, Path(folder), scene)
             columns[name] = measure(engine, scene, partial(print, f"{name}:", flush=True))
-    if options.json:
-        content = {name: vars(figures) for name, figures in columns.items()}
-        options.json.write_text(json.dumps(content))
+    write_json(options.json, {name: vars(figures) for name, figures in columns.items()})
     print(f"\n{os.cpu_count()} cores; {scene}\n\n{table(columns)}")
 
 

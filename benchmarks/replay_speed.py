@@ -2,16 +2,16 @@
 
 ::
 
-    python benchmarks/replay_speed.py TRACE ... --blocks 2000,20000
+    python -m benchmarks.replay_speed TRACE ... --blocks 2000,20000
 
 One core, LRU, the fastest of three runs by CPU time; a trace is of any kind that ``ostinato
 simulate`` reads.
 """
 
-import argparse
 import time
 from pathlib import Path
 
+from benchmarks.command_line import parser_of
 from ostinato.lab.replay.serial_replay import replay_serially
 from ostinato.lab.traces.traces import read_trace
 
@@ -20,9 +20,7 @@ REPEATS = 3
 
 def main() -> None:
     """Read the command line, replay, and print a line per trace and size."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--blocks", default="2000,20000")
     options = parser.parse_args()

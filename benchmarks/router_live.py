@@ -3,8 +3,8 @@
 Conversations grow turn by turn, several at once, through a router of each policy and fresh
 engines; tokens are counted as the engines report them, so a busy machine changes nothing::
 
-    python benchmarks/router_live.py
-    python benchmarks/router_live.py --engines 2 --policies cache_state round_robin
+    python -m benchmarks.router_live
+    python -m benchmarks.router_live --engines 2 --policies cache_state round_robin
 
 ``one pool`` is a single engine with the memory of all.
 """
@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+
+from benchmarks.command_line import parser_of
+from benchmarks.peers.workers.http_client import free_port
 
 _TOWNS = ("Verona", "Mantua", "Padua", "Venice")
 _SYSTEMS = [f"{town}, a public place. Enter several citizens of {town}. " * 4 for town in _TOWNS]
@@ -32,7 +34,7 @@ _LINES = ["Speak, I pray.", "What news?", "Who comes here?", "Good morrow.", "Go
 
 def main() -> None:
     """Measure each policy, and print a table."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = parser_of(__doc__)
     options.add_argument("--engines", type=int, default=4)
     options.add_argument("--blocks", type=int, default=192, help="Of each engine.")
     options.add_argument("--conversations", type=int, default=24)
@@ -74,14 +76,14 @@ def _print(name: str, found: _Found, pooled: _Found) -> None:
 
 def _measure(given: argparse.Namespace, num_engines: int, policy: str, blocks: int) -> _Found:
     with contextlib.ExitStack() as stack:
-        ports = [_free_port() for _ in range(num_engines)]
+        ports = [free_port() for _ in range(num_engines)]
         for port in ports:
             arguments = ["serve", "tiny-shakespeare", "--port", str(port)]
             arguments += ["--num-blocks", str(blocks), "--block-size", "16"]
-            arguments += ["--kv-events-endpoint", f"tcp://127.0.0.1:{_free_port()}"]
-            arguments += ["--kv-events-replay-endpoint", f"tcp://127.0.0.1:{_free_port()}"]
+            arguments += ["--kv-events-endpoint", f"tcp://127.0.0.1:{free_port()}"]
+            arguments += ["--kv-events-replay-endpoint", f"tcp://127.0.0.1:{free_port()}"]
             stack.enter_context(_process(arguments))
-        router = _free_port()
+        router = free_port()
         arguments = ["route", "--port", str(router), "--policy", policy]
         arguments += ["--tokenizer", "tiny-shakespeare"]
         for number, port in enumerate(ports):
@@ -145,12 +147,6 @@ def _process(arguments: list[str]) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

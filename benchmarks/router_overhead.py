@@ -3,8 +3,8 @@
 Requests arrive in equal distances, whatever became of those before them (an open loop), by turns
 through the router and straight at a worker, so that both see the same machine::
 
-    python benchmarks/router_overhead.py                     # 500 requests/s, 4 workers
-    python benchmarks/router_overhead.py --requests 1000000 --at-once 16 --tracked 200000  # memory
+    python -m benchmarks.router_overhead                     # 500 requests/s, 4 workers
+    python -m benchmarks.router_overhead --requests 1000000 --at-once 16 --tracked 200000  # memory
 
 With ``--at-once`` so many connections send one request after another (a closed loop), as fast as
 the machine allows; ``--tracked`` bounds the prefixes known, of which one request in ten has a new
@@ -16,7 +16,6 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,9 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from benchmarks.command_line import parser_of
+from benchmarks.peers.workers.http_client import free_port
+
 _ANSWER = b'{"id": "cmpl-1", "choices": [{"text": "ay"}], "usage": {"prompt_tokens": 9}}'
 _SYSTEM = "Thou art a helpful player. " * 40
 _NUM_CONVERSATIONS = 64
@@ -34,7 +36,7 @@ _NUM_CONVERSATIONS = 64
 
 def main() -> None:
     """Measure, and print a table."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = parser_of(__doc__)
     options.add_argument("--rate", type=float, default=500.0, help="Requests per second.")
     options.add_argument("--requests", type=int, default=10_000, help="Through the router.")
     options.add_argument("--workers", type=int, default=4)
@@ -44,7 +46,7 @@ def main() -> None:
     options.add_argument("--at-once", type=int, default=0, help="Closed loop; 0 keeps the rate.")
     options.add_argument("--tracked", type=int, default=16_000_000, help="Tokens of prefixes.")
     given = options.parse_args()
-    ports = [_free_port() for _ in range(given.workers + 1)]
+    ports = [free_port() for _ in range(given.workers + 1)]
     stubs = multiprocessing.Process(target=_run_stubs, args=(ports[1:],), daemon=True)
     stubs.start()
     router = _start_router(ports, given)
@@ -182,12 +184,6 @@ def _run_stubs(ports: list[int]) -> None:
         await asyncio.Event().wait()
 
     asyncio.run(serve())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _cpu_s(process: int) -> float:

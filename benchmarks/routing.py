@@ -14,7 +14,6 @@ blocks of 512 tokens are blocks of 16. Arrivals are stretched until the fleet wo
 of the time without a cache, times ``--load``.
 """
 
-import argparse
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command_line import parser_of
 from benchmarks.fleet import (
     Dispatcher,
     FleetConfig,
@@ -232,7 +232,7 @@ def endure(order: WaitingOrder) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("trace", type=Path, nargs="?", help="an .npz of 512-token blocks")
     parser.add_argument("--requests", type=int, default=4000, help="the first so many")
     parser.add_argument("--blocks", type=int, default=1000, help="of each replica's cache")

@@ -12,12 +12,9 @@ are medians of processor time over rounds, in milliseconds for the batch; on sev
 waits for a share of it. ``--step-ms`` names the time of a greedy step of one and of 16 sequences.
 """
 
-import argparse
-import json
 import time
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command_line import parser_of, write_json
 from ostinato.core.plan import SampleTask
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.native.library import library
@@ -106,13 +104,10 @@ def row_of(times: dict[str, float], step_ms: float | None) -> list[str]:
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__, rounds=9, threads=2, has_json=True)
     parser.add_argument("--vocabularies", default=",".join(map(str, VOCABULARIES)))
     parser.add_argument("--spread", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--step-ms", help="a greedy step of 1 and of 16 sequences: 37,67")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     steps = (
@@ -131,8 +126,7 @@ def main() -> None:
                 cells = row_of(times | greedy, steps.get(batch))
                 table.add_row(f"{vocab:,}", str(batch), kind, *cells)
     Console(width=100).print(table)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

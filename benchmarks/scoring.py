@@ -13,7 +13,6 @@ costs; its beams are requests of one token each. llama.cpp computes each documen
 server's ``/rerank`` does. Each peer runs in its own process, and warms up with other tokens.
 """
 
-import argparse
 import os
 import random
 import tempfile
@@ -24,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import parser_of
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.engines import PEERS, environment_of, python_of
 from benchmarks.peers.processes import WorkerFailed, WorkerProcess
@@ -60,7 +60,7 @@ def peer_seconds(
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path)
     for name, default in {
         "shared": 1000, "own": 200, "documents": 100, "beams": 32, "searched": 1000, "new": 16,

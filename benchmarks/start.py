@@ -11,7 +11,6 @@ compare. Memory is what the kernel counts for the process; its own is anonymous,
 and shared with all processes that have mapped it.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import parser_of
 from benchmarks.peers.checkpoint import make_checkpoint, make_gguf
 from benchmarks.peers.shapes import GGUF_TYPES, SHAPES
 
@@ -91,9 +91,7 @@ def table(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 def main() -> None:
     """Read the command line; measure, or start once."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("model", type=Path, help="a model, or a folder to make one in")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--gguf", choices=GGUF_TYPES)

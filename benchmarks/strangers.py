@@ -36,6 +36,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command_line import parser_of, write_json
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.engines import SERVERS, http_worker_of, python_of
 from benchmarks.peers.shapes import SHAPES
@@ -429,7 +430,7 @@ def run_column(name: str, options: argparse.Namespace) -> Figures:
 
 def main() -> None:
     """Measure the columns one after the other, each in a process, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = parser_of(__doc__, has_json=True)
     parser.add_argument("model", type=Path, help="folder of a checkpoint")
     parser.add_argument("--checkpoint", choices=SHAPES, help="write random weights there first")
     parser.add_argument("--quick", action="store_true", help="a scene of seconds")
@@ -441,7 +442,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--streams", type=int, dest="num_streams")
     parser.add_argument("--prefix", type=int, help="tokens of hits that are cached")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--column", help=argparse.SUPPRESS)
     options = parser.parse_args()
     given = {name: getattr(options, name) for name in ("long", "seconds", "num_streams", "prefix")}
@@ -451,7 +451,7 @@ def main() -> None:
         make_checkpoint(options.model, SHAPES[options.checkpoint])
     options.model = str(options.model)
     if options.column:
-        options.json.write_text(json.dumps(asdict(run_column(options.column, options))))
+        write_json(options.json, asdict(run_column(options.column, options)))
         return
     columns = {name: _in_process(name) for name in options.columns}
     print(table(columns))
@@ -466,8 +466,7 @@ def main() -> None:
         columns |= predictions
     if any(figures.waits for figures in columns.values()):
         print("", waits(columns), sep="\n")
-    if options.json:
-        options.json.write_text(json.dumps({n: asdict(f) for n, f in columns.items()}))
+    write_json(options.json, {name: asdict(figures) for name, figures in columns.items()})
 
 
 def _in_process(name: str) -> Figures:

@@ -3,7 +3,7 @@
 ::
 
     python -m benchmarks.peers.checkpoint FOLDER --smollm2
-    python benchmarks/streaming.py FOLDER --streams 1,16
+    python -m benchmarks.streaming FOLDER --streams 1,16
 
 Each way runs in a process of its own, and the ways take turns on the same prompts: so many streams
 at once behind one cached prefix, greedy, with text. HTTP is OpenAI's client for Python in front of
@@ -25,8 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from benchmarks.command_line import parser_of
 from benchmarks.peers import engines
 from benchmarks.peers.checkpoint import SMOLLM2, read_text
 from benchmarks.peers.processes import WorkerProcess
@@ -134,16 +133,12 @@ def _started(way: str, options: argparse.Namespace, logs: Path) -> WorkerProcess
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=5, threads=2)
     parser.add_argument("checkpoint", type=Path, help="a folder with a tokenizer and a template")
     parser.add_argument("--streams", default="1,16", help="how many at once")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--prefix", type=int, default=1024, help="tokens that all share")
     parser.add_argument("--own", type=int, default=32, help="tokens that each has besides")
-    parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 
 

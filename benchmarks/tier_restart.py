@@ -9,7 +9,6 @@ and ends with SIGTERM; the next one, on the same folder, answers it again and er
 folder is measured from outside: what the file system allocated, and bytes that are not zero.
 """
 
-import argparse
 import json
 import os
 import random
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.command_line import parser_of
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 
 TENANT = "verona"
@@ -189,7 +189,7 @@ def walk(
 
 def main() -> None:
     """Print a line of JSON for each shape."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=2000)
     options = parser.parse_args()
     for family in SHAPES:

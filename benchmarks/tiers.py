@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.command_line import parser_of
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.machine import available_gib, touch_memory
 from benchmarks.peers.samples import Draw
@@ -204,10 +205,9 @@ def run_part(part: str, options: argparse.Namespace, model: Path, folder: Path) 
 
 def main() -> None:
     """Measure, and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__, threads=2)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--cold", action="store_true", help="Read from the device.")
     parser.add_argument(

@@ -2,15 +2,14 @@
 
 ::
 
-    python benchmarks/turns.py CHECKPOINT                 # 16 conversations of 5 turns, two threads
-    python benchmarks/turns.py CHECKPOINT --threads 1     # on a busy machine
-    python benchmarks/turns.py CHECKPOINT --impatient     # without the moment for next turns
+    python -m benchmarks.turns CHECKPOINT                 # 16 conversations of 5 turns, two threads
+    python -m benchmarks.turns CHECKPOINT --threads 1     # on a busy machine
+    python -m benchmarks.turns CHECKPOINT --impatient     # without the moment for next turns
 
 Times are CPU time of the engine's thread, per step; with one thread, that is all there is. Steps
 are told apart by their number of tokens. ``benchmarks/peers/checkpoint.py`` makes a checkpoint.
 """
 
-import argparse
 import asyncio
 import time
 from collections import defaultdict
@@ -22,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command_line import parser_of
 from benchmarks.peers.protocol import Talk
 from benchmarks.peers.samples import FULL, Draw
 from ostinato import AsyncLLM, SamplingParams
@@ -130,10 +130,9 @@ def table_of(steps: list[Step]) -> Table:
 
 def main() -> None:
     """Serve conversations, and print what steps cost."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__, threads=2)
     parser.add_argument("checkpoint")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--impatient", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

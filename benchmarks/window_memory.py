@@ -2,14 +2,13 @@
 
 ::
 
-    python benchmarks/window_memory.py
+    python -m benchmarks.window_memory
 
 The real cache heart computes a prompt in chunks, as the scheduler would, and the blocks that
 the request holds after each length are counted, group by group. Bytes per block come from the
 config, as ``ostinato size`` reads it. Without windows every layer keeps every block.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.command_line import parser_of
 from ostinato.assembly import build_cache
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
@@ -70,9 +70,7 @@ class Held:
 
 def main() -> None:
     """Print a table per shape."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=LENGTHS, help="lengths to show")
     options = parser.parse_args()
     for name, config in SHAPES.items():

@@ -17,12 +17,12 @@ weights of 4 bits as bfloat16 for all but llama.cpp, which runs the file itself.
 of this project's documentation.
 """
 
-import argparse
 import json
 from array import array
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import parser_of
 from benchmarks.peers import shapes
 
 SMOLLM2 = shapes.Shape("llama", {
@@ -144,9 +144,7 @@ def _spell_for_older_loaders(path: Path, config: Any) -> None:
 
 def main() -> None:
     """Read the command line and write the checkpoint."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", choices=shapes.SHAPES, default="random")
     parser.add_argument("--gguf", choices=shapes.GGUF_TYPES, help="write a GGUF file instead")

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.command_line import parser_of
 from benchmarks.peers import engines, report
 from benchmarks.peers.checkpoint import SMOLLM2, make_checkpoint, make_smollm2, read_text
 from benchmarks.peers.machine import available_gib, stamp, touch_memory
@@ -58,9 +59,7 @@ def main(description: str | None = None, arguments: list[str] | None = None) -> 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Make the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(description)
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for table, JSON, plot and logs")
     add("--peers-folder", type=Path, help="where install.sh put the peers")

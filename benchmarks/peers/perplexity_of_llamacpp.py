@@ -9,7 +9,6 @@ first counts. Formats of keys and values are compared with the first. It needs n
 Python of llama.cpp.
 """
 
-import argparse
 import ctypes
 import math
 from pathlib import Path
@@ -18,21 +17,20 @@ from typing import Any
 import llama_cpp as lib
 import numpy as np
 
+from benchmarks.command_line import parser_of
+
 KV_TYPES = {"f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
 """Numbers of ``ggml_type``."""
 
 
 def main() -> None:
     """Read the command line, score the text in each format and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, threads=2)
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--pieces", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=512, help="of a piece")
     parser.add_argument("--kv", nargs="*", choices=KV_TYPES, default=["f16", "bf16", "q8_0"])
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     silence = lib.llama_log_callback(lambda *_: None)
     lib.llama_log_set(silence, ctypes.c_void_p(0))

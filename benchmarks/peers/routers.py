@@ -21,7 +21,6 @@ import http.client
 import json
 import os
 import queue
-import socket
 import subprocess
 import threading
 import time
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.peers.workers.http_client import free_port
 from ostinato.lab.simulate.timed_replay import spell
 from ostinato.lab.traces.block_trace import BlockTrace
 from ostinato.observe.events import BlockRemoved, BlockStored, Event, EventBatch
@@ -125,10 +125,10 @@ class HttpRouter(Peer):
         self._ended: dict[int, threading.Event] = {}
         self._callers: dict[int, threading.Thread] = {}
         self._stubs = [self._stub(place) for place in range(num_replicas)]
-        self._port = _free_port()
+        self._port = free_port()
         urls = [f"http://127.0.0.1:{stub.server_address[1]}" for stub in self._stubs]
         command: list[str | Path] = [python, "-m", MODULES[name], "--host", "127.0.0.1"]
-        command += ["--port", str(self._port), "--prometheus-port", str(_free_port())]
+        command += ["--port", str(self._port), "--prometheus-port", str(free_port())]
         command += ["--max-concurrent-requests", "4096", "--policy", "cache_aware"]
         self._process = subprocess.Popen(
             [*command, "--worker-urls", *urls],
@@ -250,9 +250,3 @@ def _text(trace: BlockTrace, number: int) -> str:
     own = int(trace.input_tokens[number]) - len(blocks) * trace.block_tokens
     rest = hashlib.md5(b"own %d" % number).hexdigest()
     return "".join(blocks) + rest[: max(1, round(32 * own / trace.block_tokens))]
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -8,7 +8,7 @@
     python benchmarks/peers/run.py --variant torch:attention=torch --out FOUND
 
 ``benchmarks/peers/install.sh PEERS`` installs the peers. Table, plot and all samples go to the
-folder of ``--out``; ``python benchmarks/peers/table.py FOUND/found.json`` brings the table into
+folder of ``--out``; ``python -m benchmarks.peers.table FOUND/found.json`` brings the table into
 ``docs/benchmarks.md``, which says how measures and engines are set up.
 """
 

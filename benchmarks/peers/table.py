@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/peers/table.py FOUND/found.json
+    python -m benchmarks.peers.table FOUND/found.json
 
 The text between two marks on the page is replaced by a description of machine and run, tables of
 engines, servers and cache managers, a plot, the goals, and what was left out. Each checkpoint,
@@ -10,11 +10,11 @@ number of bits and kind of processor has its own marks. A figure is a median, wi
 the largest sample in brackets. ``docs/benchmarks.md`` has the tables alone: copy them there.
 """
 
-import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
+
+from benchmarks.command_line import parser_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "benchmarks" / "results" / "peers.md"
@@ -23,9 +23,7 @@ BEGIN, END = "<!-- results: written by benchmarks/peers/table.py -->", "<!-- end
 
 def main() -> None:
     """Read the command line and rewrite the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("found", type=Path, help="found.json of a run")
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
@@ -197,5 +195,4 @@ def _left_out(found: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     main()

@@ -1,0 +1,37 @@
+"""What the command lines of benchmarks share; it imports nothing of what is measured."""
+
+import argparse
+import json
+from pathlib import Path
+
+
+def parser_of(
+    description: str | None,
+    *,
+    rounds: int | None = None,
+    threads: int | None = None,
+    has_json: bool = False,
+) -> argparse.ArgumentParser:
+    """Return a parser whose help has a module's docstring as it is written.
+
+    Args:
+        description: The docstring.
+        rounds: Default of ``--rounds``; None leaves the option out.
+        threads: Default of ``--threads``, likewise.
+        has_json: Whether there is ``--json``, for ``write_json``.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (("--rounds", rounds), ("--threads", threads)):
+        if default is not None:
+            parser.add_argument(name, type=int, default=default)
+    if has_json:
+        parser.add_argument("--json", type=Path, help="write the figures there as well")
+    return parser
+
+
+def write_json(path: Path | None, figures: object) -> None:
+    """Write figures where ``--json`` says, if it was given."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1))
