@@ -14,7 +14,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -24,7 +23,7 @@ from typing import Any
 from benchmarks.command_line import parser_of
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.shapes import SHAPES
-from benchmarks.peers.workers.http_client import free_port
+from benchmarks.peers.workers.http_client import free_port, wait_until_ready
 
 TASK = """task: four_choices
 dataset_path: json
@@ -72,7 +71,7 @@ def served_figures(
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as server:
         try:
             url = f"http://127.0.0.1:{port}"
-            _await(f"{url}/ready")
+            wait_until_ready(f"{url}/ready", server)
             evaluate(url, model, task, python)
             with urllib.request.urlopen(f"{url}/metrics") as answer:
                 rows = [row for row in answer.read().decode().splitlines() if row[:1] != "#"]
@@ -85,16 +84,6 @@ def served_figures(
     route, name = 'route="/v1/completions"', "ostinato_http_request_duration_seconds"
     hits = value("ostinato_route_prompt_tokens_total", route, 'result="hit"')
     return value(f"{name}_count", route), value(f"{name}_sum", route), hits
-
-
-def _await(url: str) -> None:
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(url).close()
-            return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.1)
-    raise RuntimeError(f"{url} does not answer")
 
 
 def evaluate(url: str, model: Path, task: Path, python: Path, packages: str = "") -> float:

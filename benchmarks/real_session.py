@@ -32,7 +32,7 @@ from typing import Any
 import httpx
 
 from benchmarks.command_line import parser_of, write_json
-from benchmarks.peers.workers.http_client import free_port
+from benchmarks.peers.workers.http_client import free_port, wait_until_ready
 from benchmarks.start import memory_of
 
 VOCABULARY = range(100, 30_000)
@@ -137,7 +137,7 @@ def serving(command: list[str], port: int, figures: Figures) -> Iterator[httpx.C
         try:
             url, fresh = f"http://127.0.0.1:{port}", httpx.Limits(max_keepalive_connections=0)
             with httpx.Client(base_url=url, timeout=_SECONDS, limits=fresh) as http:
-                _wait(http, server)
+                wait_until_ready(f"{url}/health", server)
                 yield http
         finally:
             server.terminate()
@@ -151,16 +151,6 @@ def _watch(server: "subprocess.Popen[bytes]", figures: Figures) -> None:
         figures.own = max(figures.own, now.get("RssAnon", 0))
         figures.total = max(figures.total, now.get("VmHWM", 0))
         time.sleep(0.05)
-
-
-def _wait(http: httpx.Client, server: "subprocess.Popen[bytes]") -> None:
-    while server.poll() is None:
-        try:
-            if http.get("/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.05)
-    raise RuntimeError(f"the server ended with status {server.returncode}")
 
 
 def first_token(http: httpx.Client, engine: Ours | LlamaCpp, prompt: list[int], num: int) -> Any:

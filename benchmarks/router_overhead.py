@@ -27,7 +27,7 @@ import aiohttp
 from aiohttp import web
 
 from benchmarks.command_line import parser_of
-from benchmarks.peers.workers.http_client import free_port
+from benchmarks.peers.workers.http_client import free_port, wait_until_ready
 
 _ANSWER = b'{"id": "cmpl-1", "choices": [{"text": "ay"}], "usage": {"prompt_tokens": 9}}'
 _SYSTEM = "Thou art a helpful player. " * 40
@@ -51,6 +51,7 @@ def main() -> None:
     stubs.start()
     router = _start_router(ports, given)
     try:
+        wait_until_ready(f"http://127.0.0.1:{ports[0]}/ready", router)
         asyncio.run(_measure(ports, given, router.pid))
     finally:
         router.send_signal(signal.SIGTERM)
@@ -71,7 +72,6 @@ async def _measure(ports: list[int], given: argparse.Namespace, router: int) -> 
     seen, rows = _Seen(), []
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
-        await _await_ready(session, ports[0])
         every = max(2, round(1 / given.direct)) if given.direct else 0
         cpu_s = _cpu_s(router)
         running: set[asyncio.Task[None]] = set()
@@ -141,18 +141,6 @@ def _print(
 
 def _p99(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)]
-
-
-async def _await_ready(session: aiohttp.ClientSession, port: int) -> None:
-    for _ in range(3000):
-        try:
-            async with session.get(f"http://127.0.0.1:{port}/ready") as answer:
-                if answer.status == 200:
-                    return
-        except aiohttp.ClientError:
-            pass
-        await asyncio.sleep(0.1)
-    raise TimeoutError("the router did not start")
 
 
 def _start_router(ports: list[int], given: argparse.Namespace) -> "subprocess.Popen[bytes]":

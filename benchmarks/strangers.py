@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from benchmarks.command_line import parser_of, write_json
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.engines import SERVERS, http_worker_of, python_of
 from benchmarks.peers.shapes import SHAPES
-from benchmarks.peers.workers.http_client import COMMANDS, MODEL, free_port
+from benchmarks.peers.workers.http_client import COMMANDS, MODEL, free_port, wait_until_ready
 from ostinato.core.config import SchedulerConfig
 from ostinato.lab.simulate.timed_replay import TimedReplica
 from ostinato.lab.traces.block_trace import BlockRequest
@@ -238,11 +238,10 @@ async def over_http(server: str, model: str, options: argparse.Namespace) -> Asy
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
+        wait_until_ready(f"{url}/health", process)
         connector = aiohttp.TCPConnector(force_close=True)  # llama-server closes idle connections
         timeout = aiohttp.ClientTimeout(None)
         async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
-            await _until_ready(session, process)
-
             names: list[str] = []  # of hits, as ours answers them
 
             async def stream(prompt: list[int], num_tokens: int, kind: str) -> AsyncIterator[int]:
@@ -281,17 +280,6 @@ async def over_http(server: str, model: str, options: argparse.Namespace) -> Asy
     finally:
         process.terminate()
         process.wait()
-
-
-async def _until_ready(session: Any, process: "subprocess.Popen[bytes]") -> None:
-    for _ in range(3000):
-        assert process.poll() is None, f"the server ended with status {process.returncode}"
-        with suppress(OSError):
-            async with session.get("/health") as answer:
-                if answer.status == 200:
-                    return
-        await asyncio.sleep(0.2)
-    raise TimeoutError("the server did not start")
 
 
 # --- simulate ---

@@ -15,7 +15,6 @@ They are installed into an environment of their own::
 """
 
 import base64
-import contextlib
 import hashlib
 import http.client
 import json
@@ -29,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.peers.workers.http_client import free_port
+from benchmarks.peers.workers.http_client import free_port, wait_until_ready
 from ostinato.lab.simulate.timed_replay import spell
 from ostinato.lab.traces.block_trace import BlockTrace
 from ostinato.observe.events import BlockRemoved, BlockStored, Event, EventBatch
@@ -135,7 +134,8 @@ class HttpRouter(Peer):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self._wait_until_it_serves()
+        wait_until_ready(f"http://127.0.0.1:{self._port}/readiness", self._process)
+        time.sleep(2)  # all workers are registered one by one
 
     def close(self) -> None:
         """Stop all of it."""
@@ -173,18 +173,6 @@ class HttpRouter(Peer):
         )
         connection.getresponse().read()
         connection.close()
-
-    def _wait_until_it_serves(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
-                connection.request("GET", "/readiness")
-                if connection.getresponse().status == 200:
-                    time.sleep(2)  # all workers are registered one by one
-                    return
-            time.sleep(0.2)
-        raise TimeoutError("the router does not serve")
 
     def _stub(self, place: int) -> ThreadingHTTPServer:
         router = self

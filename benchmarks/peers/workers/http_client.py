@@ -45,7 +45,7 @@ class HttpClient(Worker):
         self.server = subprocess.Popen(
             command, env=settings["environment"], stdout=sys.stderr, preexec_fn=end_with_parent
         )
-        self._wait_until_ready()
+        wait_until_ready(f"http://127.0.0.1:{self.port}/health", self.server)
         version = VERSIONS[settings["server"]](self._get)
         return {"version": version, "settings": {"command": shown(command, model)}}
 
@@ -103,19 +103,6 @@ class HttpClient(Worker):
         served.tokens.append(num)
         return "".join(pieces)
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            status = self.server.poll()
-            if status is not None:
-                raise RuntimeError(f"the server ended with status {status}")
-            try:
-                self._get("/health")
-                return
-            except OSError:  # it does not listen yet, or loads
-                time.sleep(0.2)
-        raise RuntimeError(f"the server was not ready after {START_S} s")
-
     def _get(self, path: str) -> bytes:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
             data: bytes = answer.read()
@@ -126,6 +113,24 @@ def shown(command: list[str], model: str) -> str:
     """Write a server's command without the folders of this machine."""
     words = [word.replace(model, MODEL) for word in command]
     return " ".join([Path(words[0]).name, *words[1:]])
+
+
+def wait_until_ready(url: str, server: "subprocess.Popen[Any]") -> None:
+    """Wait until a server answers with success.
+
+    Raises:
+        RuntimeError: It has ended, or takes too long.
+    """
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if (status := server.poll()) is not None:
+            raise RuntimeError(f"the server ended with status {status}")
+        try:
+            urllib.request.urlopen(url, timeout=10).close()
+            return
+        except OSError:  # it does not listen yet, or loads
+            time.sleep(0.05)
+    raise RuntimeError(f"the server was not ready after {START_S} s")
 
 
 def free_port() -> int:
