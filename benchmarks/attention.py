@@ -45,7 +45,7 @@ from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
 
 BLOCK_SIZE = 16
@@ -126,7 +126,9 @@ class Paged:
         tables = [shared + _take(blocks, scene.own) for _ in range(scene.num_sequences)]
         num_blocks = next(blocks)
         spec = KVSpec((LayerKV(NUM_KV_HEADS, HEAD_DIM, HEAD_DIM),) * self.copies)
-        self.store = backend.new_store(spec, num_blocks, BLOCK_SIZE, kv_dtype or dtype, CPU)
+        self.store = backend.new_store(
+            StoreShape(spec, num_blocks, BLOCK_SIZE, kv_dtype or dtype, CPU)
+        )
         kv = torch.randn(2, 2**12, NUM_KV_HEADS, HEAD_DIM, dtype=dtype)
         for layer in range(self.copies):
             for slots in torch.arange(num_blocks * BLOCK_SIZE).split(2**12):

@@ -41,7 +41,7 @@ from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention_choice import AttentionCase, choose_attention
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
 from ostinato.runner.settings import AttentionName, ReadOnce
 
@@ -103,7 +103,7 @@ class Decode:
             setting: choose_attention(attention, case, setting) for setting in SETTINGS
         }
         self.store = self.backends["auto"].new_store(
-            spec, num_blocks, BLOCK_SIZE, torch.bfloat16, CPU
+            StoreShape(spec, num_blocks, BLOCK_SIZE, torch.bfloat16, CPU)
         )
         drawn = torch.randn(2, 2**12, NUM_KV_HEADS, HEAD_DIM).bfloat16()
         for layer in range(num_layers):

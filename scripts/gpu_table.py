@@ -42,7 +42,7 @@ class Case:
         import numpy as np
 
         from ostinato.runner.inputs import AttentionMetadata
-        from ostinato.runner.kv.kv_store import KVSpec, LayerKV
+        from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
 
         self.device, self.batch, self.shared, self.new = torch.device(device), batch, shared, new
         on_gpu = self.device.type == "cuda"
@@ -52,10 +52,11 @@ class Case:
         columns, common = -(-self.length // size), shared // size
         own = np.arange(batch * (columns - common)).reshape(batch, -1) + common
         self.tables = np.concatenate((np.tile(np.arange(common), (batch, 1)), own), axis=1)
-        self.num_blocks = int(self.tables.max()) + 1
-        self.spec = KVSpec((LayerKV(self.kv_heads, self.dim, self.dim),))
+        num_blocks = int(self.tables.max()) + 1
+        spec = KVSpec((LayerKV(self.kv_heads, self.dim, self.dim),))
+        self.store_shape = StoreShape(spec, num_blocks, size, self.dtype, self.device)
         draw = torch.Generator().manual_seed(0)
-        rows = torch.randn(self.num_blocks * size, self.kv_heads, self.dim, generator=draw)
+        rows = torch.randn(num_blocks * size, self.kv_heads, self.dim, generator=draw)
         self.keys, self.values = (t.to(self.device, self.dtype) for t in (rows, rows.flip(2)))
         draw = torch.Generator().manual_seed(1)
         queries = torch.randn(batch * new, self.heads, self.dim, generator=draw)
@@ -75,7 +76,7 @@ class Case:
         """Return a call that reads one layer, its plan and store ready."""
         from ostinato.runner.attention.backend import AttentionStyle
 
-        store = backend.new_store(self.spec, self.num_blocks, 16, self.dtype, self.device)
+        store = backend.new_store(self.store_shape)
         store.write(0, self.keys, self.values, torch.arange(len(self.keys), device=self.device))
         step, style = backend.start(self.metadata, store), AttentionStyle(self.dim**-0.5)
         return lambda: step.read(0, self.queries, self.keys, self.values, style)
@@ -139,7 +140,7 @@ def flashinfer_cascade(case: Case) -> Callable[[], torch.Tensor] | None:
         [torch.tensor([16], **options), torch.full((case.batch,), last, **options)],
         case.heads, case.kv_heads, case.dim, 16, q_data_type=case.dtype,
     )  # fmt: skip
-    shape = (case.num_blocks, 16, case.kv_heads, case.dim)
+    shape = (case.store_shape.num_blocks, 16, case.kv_heads, case.dim)
     paged = torch.stack((case.keys.view(shape), case.values.view(shape)), dim=1)
     return lambda: wrapper.run(case.queries, paged)
 
@@ -153,7 +154,7 @@ def vllm_paged(case: Case) -> Callable[[], torch.Tensor] | None:
     if case.device.type != "cuda":
         return None
     options: dict[str, Any] = {"dtype": torch.int32, "device": case.device}
-    shape = (case.num_blocks, 16, case.kv_heads, case.dim)
+    shape = (case.store_shape.num_blocks, 16, case.kv_heads, case.dim)
     arguments = {
         "q": case.queries, "k": case.keys.view(shape), "v": case.values.view(shape),
         "max_seqlen_q": case.new, "max_seqlen_k": case.length, "causal": True,

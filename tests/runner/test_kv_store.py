@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from ostinato.core.errors import ConfigError
 from ostinato.runner.kv.block_copies import DeviceCopies
 from ostinato.runner.kv.kv_codes import decode, encode
-from ostinato.runner.kv.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, KVStore, LayerKV, StoreShape
 from ostinato.runner.kv.plain_store import PlainKVStore
 from ostinato.runner.native.library import library
 from ostinato.runner.native.store import NativeKVStore
@@ -25,20 +26,18 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 NewStore = Callable[..., KVStore]
 
 
-def native_store(
-    spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype
-) -> NativeKVStore:
+def native_store(*arguments: Any) -> NativeKVStore:
     native = library()
     if native is None:
         pytest.skip("the native library is not built")
-    return NativeKVStore(native, spec, num_blocks, block_size, dtype)
+    return NativeKVStore(native, StoreShape(*arguments))
 
 
 @pytest.fixture(params=[None, *ISAS], ids=lambda isa: "plain" if isa is None else isa.name.lower())
 def new_store(request: pytest.FixtureRequest) -> Iterator[NewStore]:
     """Every store keeps the contract, the native one on every instruction set."""
     if request.param is None:
-        yield PlainKVStore
+        yield lambda *arguments: PlainKVStore(StoreShape(*arguments))
         return
     with isa_in_use(request.param):
         yield native_store
@@ -125,7 +124,7 @@ def test_exported_blocks_hold_the_same_wherever_they_are_imported(new_store: New
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_are_copied_to_and_from_a_device_as_by_the_store_itself(dtype: torch.dtype):
     """The path of other devices, on a CPU: the same bytes, in the same order."""
-    store, other = (PlainKVStore(SPEC, 4, SIZE, dtype) for _ in range(2))
+    store, other = (PlainKVStore(StoreShape(SPEC, 4, SIZE, dtype)) for _ in range(2))
     for layer, kept_of in enumerate(SPEC.layers):
         keys, values = (
             torch.randn(NUM_SLOTS, kept_of.num_kv_heads, dim)
@@ -264,7 +263,7 @@ def test_codes_are_off_by_half_a_scale_at_most_and_the_largest_element_not_at_al
 
 
 def test_a_plain_store_has_blocks_of_any_size_in_any_dtype():
-    store = PlainKVStore(KVSpec((LayerKV(1, 3, 1),)), 3, 1, torch.float64)
+    store = PlainKVStore(StoreShape(KVSpec((LayerKV(1, 3, 1),)), 3, 1, torch.float64))
     store.write(0, torch.ones(1, 1, 3), torch.ones(1, 1, 1), torch.tensor([2]))
 
     assert store.read(0, torch.arange(3))[0][:, 0, 0].tolist() == [0, 0, 1]

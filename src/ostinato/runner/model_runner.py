@@ -32,6 +32,7 @@ from ostinato.runner.heads import HiddenRows
 from ostinato.runner.images.step import ImageStep, SeeingAhead, adapted_ahead, lay_out
 from ostinato.runner.images.store import ImageStore
 from ostinato.runner.inputs import StepInputs, build_inputs
+from ostinato.runner.kv.kv_store import StoreShape
 from ostinato.runner.kv.layer_groups import LayerGroups, one_group
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.sampling.logprobs import token_logprobs
@@ -86,12 +87,13 @@ class ModelRunner:
         sizes = [num_blocks] if isinstance(num_blocks, int) else num_blocks
         dtype = kv_dtype or loaded.dtype
         self.attention = attention or TorchAttention()
-        self.kv_stores = tuple(
-            self.attention.new_store(
+        shapes = (
+            StoreShape(
                 loaded.kv_spec, size, block_size, dtype, loaded.device, self.groups.layers(group)
             )
             for group, size in zip(range(self.groups.num_groups), sizes, strict=True)
         )
+        self.kv_stores = tuple(map(self.attention.new_store, shapes))
         self.images: ImageStore | None = None
         self.adapters: dict[bytes, LoraAdapter] = {}
         self.states = StateStore(loaded.state_spec, num_state_slots, loaded.device)

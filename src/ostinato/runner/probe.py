@@ -37,7 +37,7 @@ from ostinato.runner.attention.registration import (
 )
 from ostinato.runner.attention_choice import AttentionCase, choose_attention
 from ostinato.runner.inputs import Ints, build_inputs
-from ostinato.runner.kv.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
 from ostinato.runner.kv.layer_groups import one_group
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.store import TOKEN_GROUP
@@ -297,7 +297,7 @@ def through_blocks(
     backend = choose_attention("auto" if attention == "native" else attention, case)
     size = TOKEN_GROUP if isinstance(backend, NativeAttention) else _BLOCK_SIZE
     num_blocks = 2 * -(-_NUM_TOKENS // size)
-    store = backend.new_store(spec, num_blocks, size, model.dtype, model.device)
+    store = backend.new_store(StoreShape(spec, num_blocks, size, model.dtype, model.device))
     of_layer, slots = one_group(spec).of_layer, StateStore(states, 2, model.device)
     scattered = np.random.default_rng(1).permutation(num_blocks).tolist()
     tables = array("I", scattered[0::2]), array("I", scattered[1::2])

@@ -17,7 +17,7 @@ from ostinato.core.plan import CopyRun, ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
 from ostinato.runner.inputs import AttentionMetadata, build_inputs
 from ostinato.runner.kv.kv_codes import decode, encode
-from ostinato.runner.kv.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
 from tests.runner.attention.reference import attend_sequence
 
 
@@ -58,7 +58,7 @@ class Scene:
         self.tables = [[next(scattered) for _ in range(count)] for count in counts]
         layer = LayerKV(shape.num_kv_heads, shape.key_dim, shape.value_dim)
         self.store = backend.new_store(
-            KVSpec((layer,)), num_blocks, size, kv_dtype or dtype, torch.device("cpu")
+            StoreShape(KVSpec((layer,)), num_blocks, size, kv_dtype or dtype, torch.device("cpu"))
         )
         self.whole = [
             (

@@ -22,7 +22,7 @@ from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.native_backend import NativeAttention, NativeStep
 from ostinato.runner.attention.native_plan import NativeLimits
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
 from ostinato.runner.native.library import library
 from tests.runner.attention.native_scenes import PlanView
 from tests.runner.attention.test_native_plan import assert_merged, looks
@@ -59,7 +59,7 @@ class Steps(RuleBasedStateMachine):
         sizes = NativeLimits(keys_per_run=8.0, item_rows=item_rows, min_part=min_part)
         self.backend = NativeAttention(native, read_once, sizes)
         spec = KVSpec((LayerKV(2, 2, 1),))
-        self.store = self.backend.new_store(spec, NUM_BLOCKS, SIZE, torch.float32, CPU)
+        self.store = self.backend.new_store(StoreShape(spec, NUM_BLOCKS, SIZE, torch.float32, CPU))
         self.free = list(range(NUM_BLOCKS))
         self.running: list[Request] = []
         self.preempted: list[int] = []

@@ -16,6 +16,7 @@ from ostinato.core.ids import SlotId
 from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import ScratchLimits, SharingBytes, TorchAttention
+from ostinato.runner.kv.kv_store import StoreShape
 from ostinato.runner.kv.plain_store import PlainKVStore
 from tests.runner.attention.scene import Scene, Shape, styles
 
@@ -86,7 +87,7 @@ def test_every_dtype_is_right_to_its_own_precision(dtype, tolerance, cap, window
 def test_a_store_of_another_dtype_is_read_back_rounded():
     """Queries in float32 over keys in bfloat16: right to bfloat16, also for new tokens."""
     scene = Scene(Shape(((5, 3), (0, 4))), torch.float32, EAGER)
-    rounded = PlainKVStore(scene.store.spec, scene.store.num_blocks, 4, torch.bfloat16)
+    rounded = PlainKVStore(StoreShape(scene.store.spec, scene.store.num_blocks, 4, torch.bfloat16))
     keys, values = scene.store.read(0, torch.arange(scene.store.num_blocks * 4))
     rounded.write(0, keys, values, torch.arange(len(keys)))
     scene.store = rounded

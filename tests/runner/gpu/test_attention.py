@@ -17,7 +17,7 @@ from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.gpu.backend import TritonAttention
-from ostinato.runner.kv.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
 from tests.runner.attention.scene import Scene, Shape
 from tests.support.triton import needs_triton
 
@@ -117,7 +117,7 @@ def test_a_store_keeps_what_the_plain_store_keeps():
     keys[0, 1, 2], values[2, 0, 1], keys[1, 0] = torch.inf, torch.nan, 0.0
     for dtype in (torch.float32, torch.float16, torch.int8):
         stores: list[Any] = [
-            backend.new_store(spec, 2, 16, dtype, torch.device("cpu"))
+            backend.new_store(StoreShape(spec, 2, 16, dtype, torch.device("cpu")))
             for backend in (TritonAttention(), TorchAttention())
         ]
         for store in stores:

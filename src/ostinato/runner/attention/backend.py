@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ostinato.core.plan import SampleTask
 from ostinato.runner.inputs import AttentionMetadata, StepInputs
-from ostinato.runner.kv.kv_store import KVSpec, KVStore
+from ostinato.runner.kv.kv_store import KVStore, StoreShape
 from ostinato.runner.states.step import LayerStates
 
 
@@ -171,16 +171,8 @@ class AttentionBackend(Protocol):
             of_layer: The group of each layer.
         """
 
-    def new_store(
-        self,
-        spec: KVSpec,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        layers: Sequence[int] | None = None,
-    ) -> KVStore:
-        """Create a store; arguments and errors as in ``KVStore``."""
+    def new_store(self, shape: StoreShape) -> KVStore:
+        """Create a store; errors as in ``KVStore``."""
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> AttentionStep:
         """Begin a step.

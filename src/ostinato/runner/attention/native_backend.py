@@ -6,7 +6,6 @@ the threads of torch's own OpenMP, so it must come from the thread that runs the
 """
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import byref
 
 import numpy as np
@@ -22,7 +21,7 @@ from ostinato.runner.attention.native_plan import (
     plan_native,
 )
 from ostinato.runner.inputs import AttentionMetadata, Ints
-from ostinato.runner.kv.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv.kv_store import KVStore, LayerKV, StoreShape
 from ostinato.runner.native.checks import Slots, fill_rows
 from ostinato.runner.native.ctypes_api import PLAN_ARRAYS, Attention
 from ostinato.runner.native.library import attention_isa
@@ -51,19 +50,9 @@ class NativeAttention:
         self.read_once = read_once
         self.native = native
 
-    def new_store(
-        self,
-        spec: KVSpec,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        layers: Sequence[int] | None = None,
-    ) -> KVStore:
-        """Make a store; see ``AttentionBackend``. The device is a CPU."""
-        if device.type != "cpu":
-            raise ValueError(f"no native store on {device}: it is for CPUs")
-        return NativeKVStore(self.native, spec, num_blocks, block_size, dtype, layers)
+    def new_store(self, shape: StoreShape) -> KVStore:
+        """Make a store; see ``AttentionBackend``."""
+        return NativeKVStore(self.native, shape)
 
     def whole_steps(self, *_: object) -> None:
         """Return None: the runner calls the model; see ``AttentionBackend``."""

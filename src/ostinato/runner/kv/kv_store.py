@@ -61,6 +61,27 @@ class KVSpec:
         return sum(layer.bytes_per_token(dtype) for layer in self.layers)
 
 
+@dataclass(frozen=True, slots=True)
+class StoreShape:
+    """What a store is to hold, and where.
+
+    Attributes:
+        spec: The KV per token.
+        num_blocks: Blocks that may be written.
+        block_size: Slots per block.
+        dtype: Format of keys and values.
+        device: Where they are.
+        layers: The layers of the store; None is all with attention.
+    """
+
+    spec: KVSpec
+    num_blocks: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device | str = "cpu"
+    layers: Sequence[int] | None = None
+
+
 class KVStore(ABC):
     """Keys and values of every slot, in every layer.
 
@@ -77,16 +98,8 @@ class KVStore(ABC):
 
     layout: ClassVar[str]
 
-    def __init__(
-        self,
-        spec: KVSpec,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        layers: Sequence[int] | None = None,
-    ) -> None:
-        """Allocate all blocks, zeroed, for some layers; None is all with attention.
+    def __init__(self, shape: StoreShape) -> None:
+        """Allocate all blocks, zeroed.
 
         Raises:
             ConfigError: The device has less memory free than the blocks need.
@@ -94,13 +107,11 @@ class KVStore(ABC):
         Effects: takes the memory as long as the store exists; on a CPU, pages are taken when they
             are first written.
         """
-        self.spec = spec
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.num_slots = (num_blocks + 1) * block_size
-        self.dtype = dtype
-        self.device = torch.device(device)
-        self.layers = spec.attending if layers is None else tuple(layers)
+        spec = self.spec = shape.spec
+        self.num_blocks, self.block_size = shape.num_blocks, shape.block_size
+        self.num_slots = (self.num_blocks + 1) * self.block_size
+        self.dtype, self.device = shape.dtype, torch.device(shape.device)
+        self.layers = spec.attending if shape.layers is None else tuple(shape.layers)
         available = available_bytes(self.device)
         if available is not None and self.num_slots * self._bytes_per_slot > available:
             raise self._too_large()  # before the kernel maps more pages than it has

@@ -17,14 +17,12 @@ In int8 a row is a head's codes and its scale, see ``kv_codes``. No other file d
 layout.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from ostinato.runner.kv.kv_codes import decode, encode, row_bytes
-from ostinato.runner.kv.kv_store import Bytes, KVSpec, KVStore, LayerKV
+from ostinato.runner.kv.kv_store import Bytes, KVStore, LayerKV, StoreShape
 
 _PIECE_SLOTS = 4096
 """Slots that are compared with zero in one operation."""
@@ -35,19 +33,11 @@ class PlainKVStore(KVStore):
 
     layout = "slots"
 
-    def __init__(
-        self,
-        spec: KVSpec,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        layers: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, shape: StoreShape) -> None:
         """Allocate all blocks, zeroed; see ``KVStore``."""
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
-        super().__init__(spec, num_blocks, block_size, dtype, device, layers)
+        super().__init__(shape)
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Store one layer's keys and values of some tokens; see ``KVStore``."""

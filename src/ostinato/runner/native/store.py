@@ -15,7 +15,6 @@ No Python code depends on this layout.
 
 import ctypes
 import weakref
-from collections.abc import Sequence
 from ctypes import byref
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from ostinato.runner.huge_pages import map_memory
 from ostinato.runner.kv.kv_codes import decode, row_bytes
-from ostinato.runner.kv.kv_store import Bytes, KVSpec, KVStore, LayerKV
+from ostinato.runner.kv.kv_store import Bytes, KVStore, LayerKV, StoreShape
 from ostinato.runner.native.checks import Ints, Slots, fill_rows
 from ostinato.runner.native.ctypes_api import KV_DTYPES, Kv, Rows
 from ostinato.runner.native.pages import Area, PagesAhead
@@ -40,20 +39,15 @@ class NativeKVStore(KVStore):
 
     layout = "heads"
 
-    def __init__(
-        self,
-        native: ctypes.CDLL,
-        spec: KVSpec,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        layers: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, native: ctypes.CDLL, shape: StoreShape) -> None:
         """Allocate all blocks, zeroed; see ``KVStore``.
 
         Keys have an even number of elements, and blocks a multiple of 16 slots; ``dtype`` is
-        bfloat16, float16, float32 or int8.
+        bfloat16, float16, float32 or int8; the device is a CPU.
         """
+        block_size, dtype = shape.block_size, shape.dtype
+        if torch.device(shape.device).type != "cpu":
+            raise ValueError(f"no native store on {shape.device}: it is for CPUs")
         if block_size % TOKEN_GROUP or dtype not in KV_DTYPES:
             raise ValueError(f"no native store has blocks of {block_size} tokens in {dtype}")
         self._native = native
@@ -62,7 +56,7 @@ class NativeKVStore(KVStore):
         self._heads: list[tuple[int, int, int]] = []  # bytes of a row, first head, end
         self._kv: dict[int, Kv] = {}
         self._rows = Rows(), Rows()
-        super().__init__(spec, num_blocks, block_size, dtype, "cpu", layers)
+        super().__init__(shape)
         self._ahead = PagesAhead(self._areas, self.num_slots)
         self._ahead.begin(TOKENS_AT_START)
         weakref.finalize(self, self._ahead.close)
