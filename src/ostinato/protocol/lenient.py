@@ -30,6 +30,12 @@ SCORING_PATHS = (
 )
 """Paths of embeddings, scores and classes."""
 
+ROUTED_PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *SCORING_PATHS,
+)
+"""Paths whose worker is chosen by the prompt; that of scores is the query."""
+
 DEFAULT_ANSWER_TOKENS = 256
 MAX_ANSWER_TOKENS = 1_000_000
 

@@ -50,15 +50,9 @@ class FleetAdmin:
         return require_administrator(self._admission.identify(request))
 
     async def list_workers(self, request: web.Request) -> web.Response:
-        """Return every worker's state."""
+        """Return workers, and what is known about them."""
         self.check(request)
-        return web.json_response(
-            {
-                "policy": self._fleet.config.policy,
-                "workers": self.rows(),
-                "plugged": self._plugged(),
-            }
-        )
+        return web.json_response(self._workers())
 
     async def join(self, request: web.Request) -> web.Response:
         """Add a worker: ``{"url": ..., "name": ..., "events": ..., "replay": ...}``."""
@@ -163,21 +157,19 @@ class FleetAdmin:
         return web.json_response({"decisions": rows})
 
     async def state(self, request: web.Request) -> web.Response:
-        """Return the page's data."""
+        """Return what the page shows."""
         self.check(request)
-        return web.json_response(
-            {
-                "policy": self._fleet.config.policy,
-                "plugged": self._plugged(),
-                "workers": self.rows(),
-                "decisions": [record.row() for record in self._decisions.newest(20)],
-            }
-        )
+        decisions = [record.row() for record in self._decisions.newest(20)]
+        return web.json_response({**self._workers(), "decisions": decisions})
 
-    def _plugged(self) -> dict[str, Any] | None:
-        """Return the hits of a policy of one's own beside the default's; None without one."""
+    def _workers(self) -> dict[str, Any]:
+        """Return the policy, all workers, and the hits of a policy of one's own beside it."""
         policy = self._fleet.router.policy
-        return beside_built_in(policy) if isinstance(policy, PluggedPolicy) else None
+        return {
+            "policy": self._fleet.config.policy,
+            "workers": self.rows(),
+            "plugged": beside_built_in(policy) if isinstance(policy, PluggedPolicy) else None,
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each worker."""

@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ostinato.core.errors import OstinatoError
-from ostinato.protocol.lenient import SCORING_PATHS
+from ostinato.protocol.lenient import ROUTED_PATHS
 from ostinato.router.process.admin import FleetAdmin
 from ostinato.router.process.admission import Admission
 from ostinato.router.process.config import FleetConfig
@@ -40,15 +40,6 @@ _KEY_FORM_HERE = "<!-- the server's form for a key -->"
 
 _IDLE_S = 4.0
 """Keep-alive of connections to workers: shorter than uvicorn's five seconds."""
-
-GENERATING = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    *SCORING_PATHS,
-)
-"""Routes whose worker is chosen by the prompt; that of scores is the query."""
 
 FORWARDED = (
     ("POST", "/v1/messages/count_tokens"),
@@ -112,7 +103,7 @@ class FleetApp:
 
     def _add_routes(self) -> None:
         add = self.web.router.add_route
-        for path in GENERATING:
+        for path in ROUTED_PATHS:
             add("POST", path, self.proxy.generate)
         for method, path in FORWARDED:
             add(method, path, self.proxy.forward)

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ostinato.core.errors import ConfigError, OstinatoError
-from ostinato.protocol.lenient import SCORING_PATHS
+from ostinato.protocol.lenient import ROUTED_PATHS
 from ostinato.router.process.headers import routing_headers, session_of
 from ostinato.router.process.tokenizer import LocalTokenizer
 from ostinato.router.process.tokens import PromptTokens
@@ -29,10 +29,6 @@ logger = logging.getLogger("ostinato")
 
 _MAX_BODY_BYTES = 8 * 2**20
 _MAX_ATTEMPTS = 3
-_ROUTED = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-    *SCORING_PATHS,
-)
 _FORWARDED = ("/v1/messages/count_tokens", "/tokenize", "/detokenize")
 _NOT_FORWARDED = (b"host", b"origin", b"content-length", b"transfer-encoding", b"connection")
 
@@ -69,7 +65,9 @@ class Ingress:
 
     async def _serve(self, request: Request) -> Response:
         path, method = request.url.path, request.method
-        is_known = path in (*_ROUTED, *_FORWARDED) if method == "POST" else path == "/v1/models"
+        is_known = (
+            path in (*ROUTED_PATHS, *_FORWARDED) if method == "POST" else path == "/v1/models"
+        )
         if not is_known:
             message = f"{method} {path:.200}: no such route"
             raise ApiError(404, message, code="unknown_url")
@@ -80,7 +78,7 @@ class Ingress:
         headers.append((b"content-length", b"%d" % len(body)))
         query = f"?{request.url.query}" if request.url.query else ""
         call = Call(method, path + query, headers, body)
-        if path in _ROUTED:
+        if path in ROUTED_PATHS:
             prompt = await self._tokens.read(path, body, caller.tenant)
             call.is_comparable = prompt.is_whole
             salt = caller.narrow(prompt.salt)
