@@ -351,18 +351,13 @@ class Explanation:
         if self.wait is not None and self.wait.tenant_s + self.wait.others_s >= LONG_WAIT_S:
             notes.append(self.wait.sentence)
         if self.num_kept:
-            what = "1 token was" if self.num_kept == 1 else f"{self.num_kept:,} tokens were"
+            what = _were(self.num_kept, "token")
             notes.append(f"{what} kept as generated, in the answers of earlier turns.")
         if self.num_prepared:
-            what = (
-                "1 cached token was"
-                if self.num_prepared == 1
-                else (f"{self.num_prepared:,} cached tokens were")
-            )
+            what = _were(self.num_prepared, "cached token")
             notes.append(f"{what} computed in idle steps, after the last answer (idle_rebase).")
         if self.num_restored_turns:
-            num = self.num_restored_turns
-            what = "1 turn was" if num == 1 else f"{num:,} turns were"
+            what = _were(self.num_restored_turns, "turn")
             tokens = f"{self.num_restored_tokens:,} token{'s' * (self.num_restored_tokens != 1)}"
             notes.append(f"{what} put back as the model wrote them: {tokens}.")
         if self.num_forgotten:
@@ -415,6 +410,11 @@ def _known(
 ) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in plain.items() if name in names}
+
+
+def _were(number: int, noun: str) -> str:
+    """Begin a sentence: ``1 token was``, ``1,000 tokens were``."""
+    return f"1 {noun} was" if number == 1 else f"{number:,} {noun}s were"
 
 
 def seconds(amount: float) -> str:
