@@ -164,7 +164,7 @@ def test_a_block_that_is_to_be_allocated_is_no_part_of_a_prediction():
         step = replace(following, blocks=np.array(blocks))
         before = planner.num_ahead
         parts = planner.plan(0, step, kinds)[kinds[0]]
-        expected = plan_parts(step, kinds[0].limits(False), None, True)
+        expected = plan_parts(step, planner.limits(kinds[0]), None, True)
         assert planner.num_ahead == before + is_ahead
         assert all(map(np.array_equal, parts.arrays(), expected.arrays()))
 

@@ -189,7 +189,7 @@ class TritonStep(AttentionStep):
         if kind not in plans:
             parts = self._planner.plan_kind(self.metadata, kind)
             arrays = _to_device(parts.arrays(), self.metadata.device)
-            limits = kind.limits(self._planner.same_bits)
+            limits = self._planner.limits(kind)
             plans[kind] = DevicePlan(limits, parts.num_partials, arrays)
         return plans[kind]
 

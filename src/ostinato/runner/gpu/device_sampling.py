@@ -20,9 +20,8 @@ from ostinato.runner.sampling.logprobs import rows_at_once
 from ostinato.runner.sampling.randomness import uniform
 from ostinato.runner.sampling.torch_draws import NONE, draw_ids, token_masses
 
-_TEMPERATURE, _NUMBER, _MIN_P, _TOP_P, _TOP_K = (
-    "temperature", "number", "min_p", "top_p", "top_k"
-)  # fmt: skip
+_COLUMNS = ("temperature", "number", "min_p", "top_p", "top_k")
+_TEMPERATURE, _NUMBER, _MIN_P, _TOP_P, _TOP_K = _COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +101,6 @@ def sample_in_step(logits: Tensor, kind: SamplingKind, tables: dict[str, Tensor]
             masses = _truncated(logits, masses, columns[_TOP_K], columns[_TOP_P])
         ids = torch.where(is_greedy, best, draw_ids(masses, columns[_NUMBER]))
     return torch.where(logits.gather(1, best).isfinite(), ids, NONE)[:, 0]
-
-
-_COLUMNS = (_TEMPERATURE, _NUMBER, _MIN_P, _TOP_P, _TOP_K)
 
 
 def _truncated(scores: Tensor, masses: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

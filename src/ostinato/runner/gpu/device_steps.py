@@ -34,7 +34,6 @@ from ostinato.runner.gpu.device_sampling import (
     sampling_tables,
 )
 from ostinato.runner.gpu.padding import MAX_PADDED_ROWS, pad, pad_parts, padded_rows, padded_size
-from ostinato.runner.gpu.read_parts import PartLimits
 from ostinato.runner.gpu.read_planner import LayerKind, ReadPlanner
 from ostinato.runner.gpu.step_graphs import Capture, StepGraphs, StepTensors, cuda_capture
 from ostinato.runner.gpu.step_tables import Arrays, StepTables
@@ -179,7 +178,7 @@ class DeviceSteps:
         num_partials = {}
         for number, (kind, parts) in enumerate(self.planner.plan(index, metadata, kinds).items()):
             if size is not None:
-                parts = pad_parts(parts, self._limits(kind), size)
+                parts = pad_parts(parts, self.planner.limits(kind), size)
             num_partials[kind] = parts.num_partials
             for name, array in zip(_PLAN, parts.arrays(), strict=True):
                 arrays[f"{index} {number} {name}"] = array
@@ -207,13 +206,10 @@ class DeviceSteps:
         tables, plans = step.tables, {}
         for number, (kind, num_partials) in enumerate(step.num_partials[index].items()):
             arrays = tuple(tables[f"{index} {number} {name}"] for name in _PLAN)
-            plans[kind] = DevicePlan(self._limits(kind), num_partials, arrays)
+            plans[kind] = DevicePlan(self.planner.limits(kind), num_partials, arrays)
         slots, sources, targets, blocks = (tables[f"{index} {name}"] for name in _PLACES)
         own = GroupTables((slots, sources, targets), blocks, plans)
         return TritonStep(step.inputs.groups[index], self._stores[index], self.planner, own)
-
-    def _limits(self, kind: LayerKind) -> PartLimits:
-        return kind.limits(self.planner.same_bits)
 
 
 class _HostIds:

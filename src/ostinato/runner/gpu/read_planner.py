@@ -33,10 +33,6 @@ class LayerKind:
     itemsize: int
     window: int | None
 
-    def limits(self, same_bits: bool) -> PartLimits:
-        """Return the sizes of parts."""
-        return PartLimits.of(self.group, self.dim, same_bits, self.itemsize)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prediction:
@@ -91,7 +87,11 @@ class ReadPlanner:
 
     def plan_kind(self, metadata: AttentionMetadata, kind: LayerKind) -> ReadParts:
         """Plan the reads of one kind of layers now."""
-        return plan_parts(metadata, kind.limits(self.same_bits), kind.window, self._share)
+        return plan_parts(metadata, self.limits(kind), kind.window, self._share)
+
+    def limits(self, kind: LayerKind) -> PartLimits:
+        """Return the sizes of the parts of one kind of layers."""
+        return PartLimits.of(kind.group, kind.dim, self.same_bits, kind.itemsize)
 
 
 def next_decodes(metadata: AttentionMetadata) -> AttentionMetadata:
