@@ -454,35 +454,37 @@ class Packing:
         quantization: Quantization | None,
         dtype: torch.dtype,
     ) -> None:
-        self._source, self._names = source, names
-        self._quantization, self._dtype = quantization, dtype
+        self._source, self._names, self._dtype = source, names, dtype
+        self._quantization = quantization
+        has_own = quantization is not None and quantization.stored is not None
+        self._own = quantization if has_own else None
 
     def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
         """Pack layers with the same input into one weight."""
         names = [self._names[id(linear)] for linear in linears]
-        quantization, kinds = self._quantization, self._source.kinds
-        own = None if quantization is None or quantization.stored is None else quantization
+        own, kinds = self._own, self._source.kinds
         if own is not None and all(name in kinds for name in names):
             rows = [self._source.codes(name, self._dtype) for name in names]
             activations = PLAIN if is_head else own.activations
             return QuantizedWeight.of_rows(rows, self._dtype, activations)
         for linear, name in zip(linears, names, strict=True):
-            if linear.weight.is_meta:
-                numbers = self._source.plain(name, self._dtype)
-                linear.weight = nn.Parameter(numbers, requires_grad=False)
-        if quantization is None or own is not None:
+            self._fill(linear, name)
+        if self._quantization is None or own is not None:
             return pack_plain(linears, is_head)
-        return quantization(linears, is_head)
+        return self._quantization(linears, is_head)
 
     def pack_experts(self, stack: ExpertStack) -> PackedWeight:
         """Read and pack the weights of all experts of a layer."""
-        quantization, name = self._quantization, self._names[id(stack.weight)]
-        own = None if quantization is None or quantization.stored is None else quantization
+        own, name = self._own, self._names[id(stack.weight)]
         if own is not None and name in self._source.kinds:
             rows = self._source.experts(name)
             settings = own.activations, TILE, stack.num_experts
             return QuantizedWeight.of_rows(rows, self._dtype, *settings)
-        if stack.weight.is_meta:
+        self._fill(stack, name)
+        return (self._quantization or pack_plain).pack_experts(stack)
+
+    def _fill(self, layer: nn.Linear | ExpertStack, name: str) -> None:
+        """Read a layer's weight, if it has not been read yet."""
+        if layer.weight.is_meta:
             numbers = self._source.plain(name, self._dtype)
-            stack.weight = nn.Parameter(numbers, requires_grad=False)
-        return (quantization or pack_plain).pack_experts(stack)
+            layer.weight = nn.Parameter(numbers, requires_grad=False)
