@@ -84,15 +84,9 @@ class ModelCall:
             keywords["input_ids"] = self.tensor(input_ids)[None]
         else:
             keywords["inputs_embeds"] = vectors[None]
-        self._hook_adapted(adapters)
-        if later is not None:
-            self._hook_layers(len(later))
-        self._step, self._adapters, self._later = step, adapters, later
-        try:
-            with nullcontext() if hidden is None else hidden.taken_from(self.model):
-                output = self.model(use_cache=False, **keywords)
-        finally:
-            self._step = self._adapters = self._later = None
+        taken = nullcontext() if hidden is None else hidden.taken_from(self.model)
+        with self.during(step, adapters, later), taken:
+            output = self.model(use_cache=False, **keywords)
         logits = cast(Tensor, output.logits)[0]
         if kept is not None and not self._keeps_rows:
             logits = logits.index_select(0, kept)
@@ -101,21 +95,29 @@ class ModelCall:
         return logits
 
     @contextmanager
-    def during(self, step: LayerAttention, adapters: StepAdapters | None) -> Iterator[None]:
-        """Let modules of the model that are called one by one compute a step.
+    def during(
+        self,
+        step: LayerAttention | None,
+        adapters: StepAdapters | None,
+        later: Tensor | None = None,
+    ) -> Iterator[None]:
+        """Let the model, or modules of it that are called one by one, compute a step.
 
         Args:
             step: The attention of the layers, and their states.
             adapters: Rows that adapters compute; None is none.
+            later: As of ``__call__``.
 
         Effects: adds hooks as ``__call__`` does.
         """
         self._hook_adapted(adapters)
-        self._step, self._adapters = step, adapters
+        if later is not None:
+            self._hook_layers(len(later))
+        self._step, self._adapters, self._later = step, adapters, later
         try:
             yield
         finally:
-            self._step = self._adapters = None
+            self._step = self._adapters = self._later = None
 
     def hand_step_to_attention(self) -> None:
         """Pass the step to each attention module directly, if layers drop keywords (StableLM).
