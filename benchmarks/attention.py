@@ -45,7 +45,7 @@ from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
+from ostinato.runner.kv.kv_store import KVSpec, KVStore, LayerKV, StoreShape
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
 
 BLOCK_SIZE = 16
@@ -129,10 +129,7 @@ class Paged:
         self.store = backend.new_store(
             StoreShape(spec, num_blocks, BLOCK_SIZE, kv_dtype or dtype, CPU)
         )
-        kv = torch.randn(2, 2**12, NUM_KV_HEADS, HEAD_DIM, dtype=dtype)
-        for layer in range(self.copies):
-            for slots in torch.arange(num_blocks * BLOCK_SIZE).split(2**12):
-                self.store.write(layer, kv[0, : len(slots)], kv[1, : len(slots)], slots)
+        fill(self.store, dtype)
         num_rows = scene.num_sequences * scene.new
         self.queries = torch.randn(num_rows, NUM_HEADS, HEAD_DIM, dtype=dtype)
         self.kv = torch.randn(2, num_rows, NUM_KV_HEADS, HEAD_DIM, dtype=dtype)
@@ -154,6 +151,14 @@ class Paged:
         for layer in range(self.copies):
             step.attend(layer, self.queries, self.kv[0], self.kv[1], STYLE)
         return (clock() - start) * 1e3 / self.copies
+
+
+def fill(store: KVStore, dtype: torch.dtype) -> None:
+    """Write keys and values to all slots, at random."""
+    kv = torch.randn(2, 2**12, NUM_KV_HEADS, HEAD_DIM, dtype=dtype)
+    for layer in range(len(store.spec.layers)):
+        for slots in torch.arange(store.num_slots).split(2**12):
+            store.write(layer, kv[0, : len(slots)], kv[1, : len(slots)], slots)
 
 
 class Gathered:

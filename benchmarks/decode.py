@@ -14,6 +14,7 @@ stands still. They are so short that they are right on a busy machine, too; the 
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
@@ -25,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command_line import parser_of, write_json
-from ostinato import LLM, SamplingParams
+from benchmarks.greedy import greedy
+from ostinato import LLM
 from ostinato.runner import model_runner
 from ostinato.runner.forward.program import Program
 
@@ -36,20 +38,25 @@ PARTS = ("plan", "inputs", "attention", "forward", "sample", "commit", "states",
 Step = dict[str, float]
 
 
-class Watch:
-    """Notes what each step spends where, what is called within another part not counted twice."""
+class StepWatch(ABC):
+    """Notes what each step of an engine spends on what, in milliseconds.
 
-    def __init__(self, llm: LLM) -> None:
+    What is called within another part is not counted twice.
+
+    Attributes:
+        steps: Of each step, milliseconds by part.
+    """
+
+    def __init__(self, engine: Any, clock: Callable[[], float]) -> None:
         """Wrap the parts of a step."""
         self.steps: list[Step] = []
+        self._clock = clock
         self._now: Step = {}
         self._inner: list[float] = [0.0]  # of the parts that are under way, outermost first
         self._ended_s: float | None = None
-        engine = llm.engine
         for owner, method, part in (
             (engine.scheduler, "plan", "plan"),
             (model_runner, "build_inputs", "inputs"),
-            (engine.runner.attention, "start", "attention"),
             (engine.runner, "forward", "forward"),
             (engine.runner, "sample", "sample"),
             (engine.scheduler, "commit", "commit"),
@@ -57,6 +64,45 @@ class Watch:
         ):
             setattr(owner, method, self._timed(getattr(owner, method), part))
         self._step, engine.step = engine.step, self._whole
+
+    def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            begin_s = self._clock()
+            self._inner.append(0.0)
+            try:
+                return method(*arguments)
+            finally:
+                whole_ms, inner_ms = 1e3 * (self._clock() - begin_s), self._inner.pop()
+                self._inner[-1] += whole_ms
+                self._now[part] = self._now.get(part, 0.0) + whole_ms - inner_ms
+
+        return timed
+
+    def _whole(self) -> Any:
+        begin_s = self._clock()
+        self._now, self._inner = defaultdict(float), [0.0]
+        brought = self._step()
+        ended_s = self._clock()
+        self._now["rest"] = 1e3 * (ended_s - begin_s) - self._inner[0]
+        self._now["between"] = 1e3 * (begin_s - (self._ended_s or begin_s))
+        self._now["step"] = 1e3 * (ended_s - begin_s) + self._now["between"]
+        self._ended_s = ended_s
+        self._note(brought)
+        return brought
+
+    @abstractmethod
+    def _note(self, brought: Any) -> None:
+        """Keep the step, if it is one of those that are asked for."""
+
+
+class Watch(StepWatch):
+    """Notes what each step that decodes spends where: around the model, and in it."""
+
+    def __init__(self, llm: LLM) -> None:
+        """Wrap the parts of a step."""
+        super().__init__(llm.engine, time.perf_counter)
+        attention = llm.engine.runner.attention
+        attention.start = self._timed(attention.start, "attention")
         self._run, watch = Program.run, self
         timed = self._timed(lambda *arguments: watch._run(*arguments), "model")
         Program.run = lambda *arguments: timed(*arguments)
@@ -65,33 +111,11 @@ class Watch:
         """Restore what was wrapped."""
         Program.run = self._run
 
-    def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            begin_s = time.perf_counter()
-            self._inner.append(0.0)
-            try:
-                return method(*arguments)
-            finally:
-                whole_ms, inner_ms = 1e3 * (time.perf_counter() - begin_s), self._inner.pop()
-                self._inner[-1] += whole_ms
-                self._now[part] = self._now.get(part, 0.0) + whole_ms - inner_ms
-
-        return timed
-
-    def _whole(self) -> Any:
-        begin_s = time.perf_counter()
-        self._now, self._inner = defaultdict(float), [0.0]
-        brought = self._step()
-        ended_s = time.perf_counter()
-        self._now["rest"] = 1e3 * (ended_s - begin_s) - self._inner[0]
-        self._now["between"] = 1e3 * (begin_s - (self._ended_s or begin_s))
-        self._ended_s = ended_s
+    def _note(self, brought: Any) -> None:
         if brought:
             if "model" not in self._now:  # no program: all of the forward is the model
                 self._now["model"] = self._now.pop("forward")
-            self._now["step"] = 1e3 * (ended_s - begin_s) + self._now["between"]
             self.steps.append(self._now)
-        return brought
 
 
 def measure(llm: LLM, num_requests: int, num_shared: int, rounds: int) -> Step:
@@ -102,19 +126,13 @@ def measure(llm: LLM, num_requests: int, num_shared: int, rounds: int) -> Step:
     prompts = [
         shared + random.integers(3, vocab_size, OWN_TOKENS).tolist() for _ in range(num_requests)
     ]
-
-    def params(num_tokens: int) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=num_tokens, temperature=0.0, ignore_eos=True, detokenize=False
-        )
-
-    llm.generate([shared], params(1), use_tqdm=False)
-    llm.generate(prompts, params(2), use_tqdm=False)
+    llm.generate([shared], greedy(1), use_tqdm=False)
+    llm.generate(prompts, greedy(2), use_tqdm=False)
     watch, steps = Watch(llm), list[Step]()
     try:
         for _ in range(rounds):
             watch.steps.clear()
-            llm.generate(prompts, params(OUTPUTS), use_tqdm=False)
+            llm.generate(prompts, greedy(OUTPUTS), use_tqdm=False)
             steps += watch.steps[SKIPPED:]  # prompts, and the first decode behind them
     finally:
         watch.end()

@@ -50,7 +50,8 @@ from transformers import (
 )
 
 from benchmarks.command_line import parser_of, write_json
-from ostinato import LLM, SamplingParams
+from benchmarks.greedy import greedy
+from ostinato import LLM
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine.requests.request_state import RequestState
 
@@ -131,10 +132,7 @@ class Ours:
         return median(times)
 
     def _generate(self, prompts: Prompts, num_tokens: int) -> list[Sequence[int]]:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
-        )
-        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        outputs = self.llm.generate(prompts, greedy(num_tokens), use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -231,15 +229,12 @@ def compare_scans(small: bool, rounds: int) -> None:
         times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
         rng = np.random.default_rng(0)
         prompts = rng.integers(3, VOCAB_SIZE, (num_prompts, length)).tolist()
-        params = SamplingParams(
-            temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
-        )
         for _ in range(rounds + 1):
             for is_native, measured in times.items():
                 llm.reset_prefix_cache()
                 with nullcontext() if is_native else patch(NATIVE_SCANS, return_value=None):
                     begin = time.perf_counter(), time.process_time()
-                    llm.generate(prompts, params, use_tqdm=False)
+                    llm.generate(prompts, greedy(num_tokens), use_tqdm=False)
                     end = time.perf_counter(), time.process_time()
                 wall, cpu = (end[place] - begin[place] for place in (0, 1))
                 measured.append((wall / num_tokens, cpu / num_tokens))

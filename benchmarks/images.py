@@ -34,11 +34,11 @@ from transformers import (
 )
 
 from benchmarks.command_line import parser_of
-from ostinato import LLM, SamplingParams
+from benchmarks.greedy import greedy
+from ostinato import LLM
 from ostinato.engine.requests.prompts import Prompt, PromptDict
 
-ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-ENDLESS = SamplingParams(temperature=0, max_tokens=4096, ignore_eos=True, detokenize=False)
+ONE, ENDLESS = greedy(1), greedy(4096)
 PLACEHOLDER, VOCAB_SIZE, NUM_IMAGE_TOKENS = 1, 4096, 576
 BEGINNING, QUESTION = 32, 24
 

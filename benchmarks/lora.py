@@ -32,6 +32,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.command_line import parser_of, write_json
+from benchmarks.greedy import greedy
 from ostinato import LLM, LoRARequest, SamplingParams
 from ostinato.runner.experts.mixture import stacks_by_name
 
@@ -68,11 +69,8 @@ def run(llm: LLM, prompts: list[list[int]], adapters: list[LoRARequest | None]) 
     llm.reset_prefix_cache()
     figures: Figures = {}
     for kind, num_new in (("prefill", 1), ("decode", OUTPUT_TOKENS)):
-        params = SamplingParams(
-            max_tokens=num_new, temperature=0, ignore_eos=True, detokenize=False
-        )
         before_s = time.process_time()
-        llm.generate(prompts, params, lora_request=adapters, use_tqdm=False)
+        llm.generate(prompts, greedy(num_new), lora_request=adapters, use_tqdm=False)
         took_s = time.process_time() - before_s
         num_tokens = len(prompts) * (PROMPT_TOKENS if kind == "prefill" else OUTPUT_TOKENS)
         figures[kind] = num_tokens / took_s

@@ -35,21 +35,17 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.attention import BLOCK_SIZE, CPU, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, STYLE, fill
 from benchmarks.command_line import parser_of, write_json
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention_choice import AttentionCase, choose_attention
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
 from ostinato.runner.settings import AttentionName, ReadOnce
 
-BLOCK_SIZE = 16
-CPU = torch.device("cpu")
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128
 OWN = 32
-STYLE = AttentionStyle(scale=HEAD_DIM**-0.5)
 SETTINGS: tuple[ReadOnce, ...] = get_args(ReadOnce)
 AGAIN = "never again"
 LABELS = ("always", "auto", AGAIN)
@@ -105,10 +101,7 @@ class Decode:
         self.store = self.backends["auto"].new_store(
             StoreShape(spec, num_blocks, BLOCK_SIZE, torch.bfloat16, CPU)
         )
-        drawn = torch.randn(2, 2**12, NUM_KV_HEADS, HEAD_DIM).bfloat16()
-        for layer in range(num_layers):
-            for piece in torch.arange(num_blocks * BLOCK_SIZE).split(2**12):
-                self.store.write(layer, drawn[0, : len(piece)], drawn[1, : len(piece)], piece)
+        fill(self.store, torch.bfloat16)
         self.plan = step_of(scene, tables)
         self.queries = torch.randn(len(tables), NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16)
         self.kv = torch.randn(2, len(tables), NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)

@@ -13,7 +13,6 @@ are told apart by their number of tokens. ``benchmarks/peers/checkpoint.py`` mak
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
@@ -22,61 +21,33 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command_line import parser_of
+from benchmarks.decode import Step, StepWatch
+from benchmarks.greedy import greedy
 from benchmarks.peers.protocol import Talk
 from benchmarks.peers.samples import FULL, Draw
-from ostinato import AsyncLLM, SamplingParams
+from ostinato import AsyncLLM
 from ostinato.engine.api import engine_thread
-from ostinato.runner import model_runner
 
 PARTS = ("plan", "inputs", "forward", "sample", "commit", "states", "between")
 TOKENS = ((1, 15), (16, 16), (17, 64), (65, 128), (129, 4096))
 
-Step = Mapping[str, float]
 
-
-class Watch:
-    """Notes what each step of an engine spends on what, in milliseconds."""
+class Watch(StepWatch):
+    """Notes the CPU time of each step, and how much it computed."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         """Wrap the parts of a step."""
-        self.steps: list[Step] = []
-        self._now: dict[str, float] = {}
-        self._ended_s: float | None = None
-        engine = llm.engine
-        for owner, method, part in (
-            (engine.scheduler, "plan", "plan"),
-            (model_runner, "build_inputs", "inputs"),
-            (engine.runner, "forward", "forward"),
-            (engine.runner, "sample", "sample"),
-            (engine.scheduler, "commit", "commit"),
-            (engine, "process_outputs", "states"),
-        ):
-            setattr(owner, method, self._timed(getattr(owner, method), part))
-        self._execute, engine.runner.execute = engine.runner.execute, self._sized
-        self._step, engine.step = engine.step, self._whole
-
-    def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            begin_s = time.thread_time()
-            try:
-                return method(*arguments)
-            finally:
-                self._now[part] = 1e3 * (time.thread_time() - begin_s)
-
-        return timed
+        super().__init__(llm.engine, time.thread_time)
+        runner = llm.engine.runner
+        self._execute, runner.execute = runner.execute, self._sized
 
     def _sized(self, plan: Any) -> Any:
         self._now |= {"sequences": len(plan.sequences), "tokens": plan.num_tokens}
         return self._execute(plan)
 
-    def _whole(self) -> Any:
-        begin_s = time.thread_time()
-        self._now = {"between": 1e3 * (begin_s - (self._ended_s or begin_s))}
-        brought = self._step()
-        self._ended_s = time.thread_time()
+    def _note(self, brought: Any) -> None:
         if "tokens" in self._now:
             self.steps.append(self._now)
-        return brought
 
 
 def conversations(num_turns: int, seed: int) -> list[Talk]:
@@ -98,11 +69,8 @@ async def serve(llm: AsyncLLM, talks: list[Talk]) -> float:
     async def converse(talk: Talk) -> None:
         history: list[int] = []
         for tokens, num_outputs in talk:
-            params = SamplingParams(
-                max_tokens=num_outputs, temperature=0.0, ignore_eos=True, detokenize=False
-            )
             history = history + tokens
-            async for output in llm.generate(history, params):
+            async for output in llm.generate(history, greedy(num_outputs)):
                 answer = output.outputs[0].token_ids
             history = history + answer
 

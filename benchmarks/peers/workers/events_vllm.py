@@ -2,8 +2,8 @@
 
 ::
 
-    python -m benchmarks.peers.checkpoint FOLDER --small
-    VLLM/bin/python benchmarks/peers/workers/events_vllm.py FOLDER vllm.msgpack
+    python -m benchmarks.peers.checkpoint FOLDER --shape tiny
+    VLLM/bin/python -m benchmarks.peers.workers.events_vllm FOLDER vllm.msgpack
 """
 
 import os
