@@ -24,7 +24,7 @@ from benchmarks.command_line import parser_of
 from benchmarks.decode import Step, StepWatch
 from benchmarks.greedy import greedy
 from benchmarks.peers.protocol import Talk
-from benchmarks.peers.samples import FULL, Draw
+from benchmarks.peers.samples import FULL, Draw, talk
 from ostinato import AsyncLLM
 from ostinato.engine.api import engine_thread
 
@@ -52,23 +52,17 @@ class Watch(StepWatch):
 
 def conversations(num_turns: int, seed: int) -> list[Talk]:
     """Draw the conversations of the peers' benchmark, with other turns for each seed."""
-    draw, talks = Draw(32_000, "turns", seed), []
+    draw = Draw(32_000, "turns", seed)
     system = draw(FULL.system)
-    for _ in range(FULL.chats):
-        turns: Talk = []
-        for turn in range(num_turns):
-            tokens = draw(draw.between(FULL.turn))
-            turns.append((tokens if turn else system + tokens, draw.between(FULL.answer)))
-        talks.append(turns)
-    return talks
+    return [talk(draw, system, num_turns, FULL.turn, FULL.answer) for _ in range(FULL.chats)]
 
 
 async def serve(llm: AsyncLLM, talks: list[Talk]) -> float:
     """Serve conversations at once; returns seconds."""
 
-    async def converse(talk: Talk) -> None:
+    async def converse(turns: Talk) -> None:
         history: list[int] = []
-        for tokens, num_outputs in talk:
+        for tokens, num_outputs in turns:
             history = history + tokens
             async for output in llm.generate(history, greedy(num_outputs)):
                 answer = output.outputs[0].token_ids

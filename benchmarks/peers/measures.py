@@ -96,17 +96,12 @@ MEASURES = (
         samples.warm("longest"), without=TOO_SLOW | {"llamacpp": SLOW},
         variants=("ours:never",),
     ),
-    Measure(
-        "http_1", "streaming chats over HTTP, 1 at once", "answers/s", True, samples.http_chats(1),
-        samples.warm_system, kind="http",
-    ),
-    Measure(
-        "http_8", "streaming chats over HTTP, 8 at once", "answers/s", True, samples.http_chats(8),
-        samples.warm_system, kind="http",
-    ),
-    Measure(
-        "http_24", "streaming chats over HTTP, 24 at once", "answers/s", True,
-        samples.http_chats(24), samples.warm_system, kind="http",
+    *(
+        Measure(
+            f"http_{count}", f"streaming chats over HTTP, {count} at once", "answers/s", True,
+            samples.http_chats(count), samples.warm_system, kind="http",
+        )
+        for count in (1, 8, 24)
     ),
     Measure(
         "manager_hit", "manager: 32,768 tokens that are cached, as a list", "ms", False,

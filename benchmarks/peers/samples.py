@@ -160,7 +160,7 @@ def conversations(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float
     Turns and answers differ in length, so that prompts and answers of others mix in steps.
     """
     system = draw(sizes.system)
-    talks = [_talk(draw, system, sizes.turns, sizes.turn, sizes.answer) for _ in range(sizes.chats)]
+    talks = [talk(draw, system, sizes.turns, sizes.turn, sizes.answer) for _ in range(sizes.chats)]
     return sizes.chats * sizes.turns / asked.serve(talks).seconds
 
 
@@ -171,21 +171,21 @@ def agents(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
     """
     system = draw(sizes.agent_system)
     talks = [
-        _talk(draw, system, sizes.agent_turns, sizes.observation, sizes.action)
+        talk(draw, system, sizes.agent_turns, sizes.observation, sizes.action)
         for _ in range(sizes.agents)
     ]
     return sizes.agents * sizes.agent_turns / asked.serve(talks).seconds
 
 
-def _talk(
+def talk(
     draw: Draw, system: list[int], num_turns: int, turn: tuple[int, int], answer: tuple[int, int]
 ) -> Talk:
     """Draw a conversation behind a system prompt."""
-    talk: Talk = []
+    turns: Talk = []
     for number in range(num_turns):
         tokens = draw(draw.between(turn))
-        talk.append((tokens if number else system + tokens, draw.between(answer)))
-    return talk
+        turns.append((tokens if number else system + tokens, draw.between(answer)))
+    return turns
 
 
 def warm_system(asked: Asked, draw: Draw, sizes: Sizes) -> list[int]:
