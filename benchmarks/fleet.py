@@ -266,9 +266,7 @@ class LibraryDispatcher:
 
     def route(self, number: int, now_s: float) -> int:
         """Return the replica for a request."""
-        trace = self._trace
-        num_tokens = int(trace.input_tokens[number])
-        prompt = spell(trace.path(number), trace.block_tokens, num_tokens, number)
+        prompt = spell(self._trace, number)
         decision = self._router(number).route(
             RouteRequest(prompt, session=self._session(number)), now_s
         )

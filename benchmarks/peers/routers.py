@@ -85,10 +85,7 @@ class DynamoRouter(Peer):
 
     def route(self, number: int, now_s: float) -> int:
         """Ask for a replica."""
-        trace = self._trace
-        num_tokens = int(trace.input_tokens[number])
-        prompt = spell(trace.path(number), trace.block_tokens, num_tokens, number)
-        self._tell("route", number, list(prompt))
+        self._tell("route", number, list(spell(self._trace, number)))
         return int(self._read())
 
     def first_token(self, number: int, now_s: float) -> None:

@@ -174,14 +174,13 @@ class TimedReplica:
     def add(self, number: int) -> int | None:
         """Add a request; returns its prompt's tokens, or None if it can never fit."""
         trace, name = self._trace, RequestId(str(number))
-        path = trace.path(number)
-        prompt = spell(path, trace.block_tokens, int(trace.input_tokens[number]), number)
+        prompt = spell(trace, number)
         params = SamplingParams(max_tokens=max(1, int(trace.output_tokens[number])))
         try:
             self.scheduler.add(Request(name, prompt, params), (0,))
         except PromptTooLong:
             return None
-        self._paths[name] = path
+        self._paths[name] = trace.path(number)
         self._by_sequence[self._num_added] = name
         self._num_added += 1
         if self._loads is not None:
@@ -304,11 +303,10 @@ class _TimedReplay:
 _NOTHING = SequenceResult()
 
 
-def spell(
-    path: npt.NDArray[np.uint32], block_tokens: int, num_tokens: int, number: int
-) -> "array[int]":
+def spell(trace: BlockTrace, number: int) -> "array[int]":
     """Write a prompt's blocks out as tokens; what is in none of them is the request's own."""
-    tokens = np.repeat(path, block_tokens)[:num_tokens]
+    num_tokens = int(trace.input_tokens[number])
+    tokens = np.repeat(trace.path(number), trace.block_tokens)[:num_tokens]
     prompt = array("I", tokens.tobytes())
     prompt.extend([_own_token(number)] * (num_tokens - len(prompt)))
     return prompt
