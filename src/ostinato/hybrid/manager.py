@@ -124,7 +124,8 @@ class HybridCacheManager(CacheManager):
 
     def _room_to_admit(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
         num_tokens = super()._room_to_admit(key, match, num_tokens)
-        room, end = num_tokens, _load_end(match)
+        assert isinstance(match, HybridMatch)
+        room, end = num_tokens, match.load_end
         for group, tail in self._tails(match) if num_tokens else ():
             room = min(room, group.room(key, len(match.blocks), tail, end))
         return 0 if room < num_tokens and end else room  # a load has all of its slots at once
@@ -232,8 +233,3 @@ class HybridCacheManager(CacheManager):
         tables = [*self.tables.live.values(), *self.tables.pinned.values()]
         for number, group in enumerate(self.layer_groups):
             group.check([table.held[number] for table in tables])
-
-
-def _load_end(match: PrefixMatch) -> int:
-    assert isinstance(match, HybridMatch)
-    return match.load_end

@@ -53,7 +53,8 @@ class GgufSource:
         self.rope_factors = None if factors is None else torch.tensor(np.array(factors.data))
         names = _model_names(model, architecture)
         named = (
-            (names.get(name) or names.get(_stem(name)), each) for name, each in tensors.items()
+            (names.get(name) or names.get(name.removesuffix(".weight")), each)
+            for name, each in tensors.items()
         )
         self._stacks = dict(expert_weights(model))
         self._experts = _experts_of(tensors, self._stacks, architecture, config.num_hidden_layers)
@@ -245,10 +246,6 @@ def _experts_of(
             if all(part is not None for part in parts):
                 experts[name] = parts
     return experts
-
-
-def _stem(name: str) -> str:
-    return name.removesuffix(".weight")
 
 
 def _row_bytes(tensor: Any) -> int:
