@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,11 +25,11 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 NewStore = Callable[..., KVStore]
 
 
-def native_store(*arguments: Any) -> NativeKVStore:
+def native_store(shape: StoreShape) -> NativeKVStore:
     native = library()
     if native is None:
         pytest.skip("the native library is not built")
-    return NativeKVStore(native, StoreShape(*arguments))
+    return NativeKVStore(native, shape)
 
 
 @pytest.fixture(params=[None, *ISAS], ids=lambda isa: "plain" if isa is None else isa.name.lower())
@@ -40,7 +39,7 @@ def new_store(request: pytest.FixtureRequest) -> Iterator[NewStore]:
         yield lambda *arguments: PlainKVStore(StoreShape(*arguments))
         return
     with isa_in_use(request.param):
-        yield native_store
+        yield lambda *arguments: native_store(StoreShape(*arguments))
 
 
 def filled_store(new_store: NewStore, dtype: torch.dtype = torch.float32) -> KVStore:
@@ -275,12 +274,12 @@ def test_a_plain_store_has_blocks_of_any_size_in_any_dtype():
 )
 def test_a_native_store_refuses_what_the_library_has_no_kernel_for(block_size, key_dim, dtype):
     with pytest.raises(ValueError, match="no native store has"):
-        native_store(KVSpec((LayerKV(1, key_dim, 4),)), 4, block_size, dtype)
+        native_store(StoreShape(KVSpec((LayerKV(1, key_dim, 4),)), 4, block_size, dtype))
 
 
 @pytest.mark.parametrize("slots", [[-1], [0, NUM_SLOTS + SIZE]])
 def test_a_native_store_refuses_slots_that_it_does_not_have(slots: list[int]):
-    store = native_store(SPEC, 4, SIZE, torch.float32)
+    store = native_store(StoreShape(SPEC, 4, SIZE, torch.float32))
 
     with pytest.raises(ValueError, match=f"slots are between 0 and {NUM_SLOTS + SIZE}"):
         store.read(0, torch.tensor(slots))
@@ -288,7 +287,7 @@ def test_a_native_store_refuses_slots_that_it_does_not_have(slots: list[int]):
 
 def test_a_native_store_asks_for_huge_pages():
     """``hg`` among the flags of its memory, see proc(5)."""
-    store = native_store(KVSpec((LayerKV(4, 64, 64),)), 1024, 16, torch.float32)
+    store = native_store(StoreShape(KVSpec((LayerKV(4, 64, 64),)), 1024, 16, torch.float32))
     layer = store.of_layer(0)
     addresses = [layer.keys, layer.values]
     flags = {address: "" for address in addresses}
