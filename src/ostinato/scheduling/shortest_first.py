@@ -4,11 +4,11 @@ What is left of a prompt after its hit has a price, its time by the price list. 
 the lowest is next, among the waiting and the running alike, and several prompts advance in a step
 (shortest remaining processing time first, Schrage, Operations Research 16, 1968)::
 
-    step of 64 tokens    hit:32 left    hit:20 left    long:5,000 left, the elder
-                         32             16             16 = a quarter
+    step of 64 tokens    hit:12 left    hit:40 left    long:5,000 left, the elder
+                         12             4              16 = a quarter; 32 are left unused
 
-A step in which a prompt ends is filled to ``FILLED_SHARE`` by those that go on: who has its last
-tokens in it waits for them alone, and not for the rest of a long step.
+A step in which a prompt ends, as the first hit does, is filled to ``FILLED_SHARE`` only: its first
+token waits for that, and not for the rest of a long step.
 
 Long prompts age by two bounds:
 
