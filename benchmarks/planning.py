@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.command_line import parser_of
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.runner.attention.native_plan import NativeLimits, PlanKind, StepTables, plan_native
+from ostinato.runner.attention.native_backend import NativeLimits, PlanKind, StepTables, plan_native
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.native.library import attention_isa, library
 

@@ -6,7 +6,7 @@ from benchmarks.policies.leaf_heap import LeafHeap, LeafState
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import PrefixKey
-from ostinato.eviction.ghost_list import GhostList
+from ostinato.eviction.learned_policy import GhostList
 
 
 class AdaptiveReplacement(LeafHeap[LeafState]):

@@ -8,7 +8,7 @@ from benchmarks.policies.leaf_heap import LeafHeap, LeafState, Rank
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import RequestSummary, Victim
 from ostinato.core.identity import PrefixKey
-from ostinato.eviction.ghost_list import GhostList
+from ostinato.eviction.learned_policy import GhostList
 
 _SMALL_SHARE = 0.1
 _MAX_USES = 3

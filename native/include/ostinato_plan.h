@@ -4,7 +4,7 @@
  * that is worth a reading of its own, becomes one segment for all of them; rows are cut into items,
  * and items that would keep one thread busy while others wait are cut by keys.
  *
- * Whoever calls has seen to the lengths of arrays (src/ostinato/runner/attention/native_plan.py); what
+ * Whoever calls has seen to the lengths of arrays (src/ostinato/runner/attention/native_backend.py); what
  * is in them is looked at here, in one pass, before anything goes by it. What goes out points at nothing
  * that is not there.
  */

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.requests import prepared_params
+from ostinato.engine.loop import request_factory
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.text.stop_strings import StopChecker, StopStrings
 from ostinato.runner import token_lists
@@ -33,8 +33,8 @@ def preparations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count how often lists are prepared."""
     counts: Counter[str] = Counter()
     for module, name in (
-        (prepared_params, "resolve_params"),
-        (prepared_params, "StopStrings"),
+        (request_factory, "resolve_params"),
+        (request_factory, "StopStrings"),
         (token_lists, "prepare"),
     ):
         monkeypatch.setattr(module, name, counted(counts, name, getattr(module, name)))

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ostinato.engine.prompts.text_tokenizer import TextTokenizer
+from ostinato.engine.prompts.text_tokenizer import TextBoundaries, TextTokenizer
 from ostinato.engine.text.detokenizer import Detokenizer
-from ostinato.engine.text.text_boundaries import TextBoundaries
 from tests.engine.small_tokenizers import ALL
 
 OURS = (b"ours",)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.observe.counters import MAX_TENANTS, CacheStats
-from ostinato.observe.histogram import Histogram
+from ostinato.observe.counters import MAX_TENANTS, CacheStats, Histogram
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
 from tests.support.tiny_cache import tiny_cache

@@ -14,8 +14,7 @@ import pytest
 from ostinato.core.identity import PrefixKey
 from ostinato.errors import CacheInUse
 from ostinato.indexes.block_hash import DigestFunction
-from ostinato.observe.counters import CacheStats
-from ostinato.observe.histogram import Histogram
+from ostinato.observe.counters import CacheStats, Histogram
 from ostinato.observe.introspection import CachedBlock, cached_blocks
 from ostinato.settings import PrefixCacheConfig
 from tests.support.tiny_cache import TinyCache

@@ -1,6 +1,6 @@
 """What the scheduler and the cache count, and that it is the truth."""
 
-from ostinato.sched.stats import SchedulerStats
+from ostinato.sched.waiting_queue import SchedulerStats
 from tests.support.tiny_scheduler import tiny_scheduler
 
 

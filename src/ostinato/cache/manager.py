@@ -21,9 +21,8 @@ from threading import RLock, get_ident
 from typing import Any
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_table import BlockTable
+from ostinato.cache.block_table import BlockTable, LiveTables
 from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
-from ostinato.cache.live_tables import LiveTables
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import Contents, PrefixIndex, PrefixMatch

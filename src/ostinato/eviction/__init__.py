@@ -2,9 +2,9 @@
 
 Files in reading order:
 
-* ``learned_policy``: what policies that learn observe of requests, and what they tell the ghost
+* ``learned_policy``: what policies that learn observe of requests, what they remember of evicted
+  blocks, and what they tell the ghost
 * ``classic_order``: a pool that allocates what was released longest ago, cached or not
-* ``ghost_list``: remembers what was evicted recently, so that its return can be noticed
 * ``lifetimes``: counts how long it takes until blocks are used again
 * ``hazard_table``: what a block of a class and an age is worth
 * ``lru_shadow``: what LRU would have cached, and how far a policy may diverge from it

@@ -32,9 +32,8 @@ from operator import attrgetter
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary, Victim
 from ostinato.core.identity import PrefixKey
-from ostinato.eviction.ghost_list import EvictedRun, GhostList
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
-from ostinato.eviction.learned_policy import features_of, note_gap
+from ostinato.eviction.learned_policy import EvictedRun, GhostList, features_of, note_gap
 from ostinato.eviction.lifetimes import NO_LEAVES, Cohort, LifetimeStats, ReleaseBatch
 from ostinato.eviction.lru_shadow import LruShadow
 from ostinato.eviction.victim_heap import VictimHeap

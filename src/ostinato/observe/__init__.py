@@ -2,9 +2,9 @@
 
 Files in reading order:
 
-* ``histogram``, ``counters``: counters of the cache
+* ``counters``: counters and histograms of the cache
 * ``events``, ``event_recorder``: the log of KV events
-* ``prefix_digests``, ``request_record``, ``history``: served requests, and blocks lost since
+* ``prefix_digests``, ``history``: served requests, and blocks lost since
 * ``explanation``, ``prompt_diff``, ``explain``: why each token of a prompt missed
 * ``introspection``: what is cached now, and which prefixes save most
 

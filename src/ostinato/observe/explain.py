@@ -29,9 +29,8 @@ from ostinato.observe.explanation import (
     PromptSpan,
     SpanOutcome,
 )
-from ostinato.observe.history import Loss, RequestHistory
+from ostinato.observe.history import Loss, RequestHistory, RequestRecord
 from ostinato.observe.prompt_diff import Decode, is_alike, show_difference, similarity
-from ostinato.observe.request_record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.observe.explanation import Difference
-from ostinato.observe.request_record import RequestRecord
+from ostinato.observe.history import RequestRecord
 
 Decode = Callable[[list[int]], str]
 """From token ids to their text, special tokens included."""

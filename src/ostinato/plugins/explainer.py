@@ -12,8 +12,7 @@ from typing import Any
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.ids import BlockId
-from ostinato.observe.history import RequestHistory
-from ostinato.observe.request_record import RequestRecord
+from ostinato.observe.history import RequestHistory, RequestRecord
 from ostinato.plugins.child import pass_contract
 from ostinato.plugins.loading import load_plugin
 

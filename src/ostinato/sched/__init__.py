@@ -3,10 +3,9 @@
 Files in reading order:
 
 * ``sequence``: one continuation of a request, and its chunk of a step
-* ``waiting_queue``: the port of waiting orders, and all live sequences
+* ``waiting_queue``: the port of waiting orders, all live sequences, and counters
 * ``step_planner``: what one step computes, and which prefill others wait for
 * ``scheduler``: add, plan, commit, fail, finish, cancel; the limits of a sequence
-* ``stats``: counters of what the scheduler did
 
 Rules:
 

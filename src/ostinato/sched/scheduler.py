@@ -19,9 +19,14 @@ from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate
-from ostinato.sched.stats import SchedulerStats
 from ostinato.sched.step_planner import Drafts, StepCosts, StepPlanner
-from ostinato.sched.waiting_queue import Branch, FirstComeFirstServed, MakeOrder, RequestTable
+from ostinato.sched.waiting_queue import (
+    Branch,
+    FirstComeFirstServed,
+    MakeOrder,
+    RequestTable,
+    SchedulerStats,
+)
 
 
 class Scheduler:

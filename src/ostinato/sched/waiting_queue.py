@@ -1,4 +1,4 @@
-"""The port of waiting orders, and the table of all live sequences.
+"""The port of waiting orders, the table of all live sequences, and counters of both.
 
 Priority comes first in every order: a lower number is served earlier. Within one priority the
 default is by arrival; orders that look at cached prefixes or at tenants are in
@@ -7,6 +7,7 @@ default is by arrival; orders that look at cached prefixes or at tenants are in
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,27 @@ from ostinato.cache.manager import CacheManager
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import FinishReason
 from ostinato.sched.sequence import Sequence
-from ostinato.sched.stats import SchedulerStats
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start."""
+
+    num_steps: int = 0  # steps that ran, failed ones included
+    num_failed_steps: int = 0  # steps whose forward pass raised
+    num_preemptions: int = 0  # times that a running sequence was preempted
+    computed_prompt_tokens: int = 0  # prompt tokens that went through the model
+    computed_output_tokens: int = 0  # generated tokens that went through the model
+    waited_prompt_tokens: int = 0
+    """Prompt tokens that hit in whole blocks at first admission, but were not there when the
+    request came: another computed them meanwhile (single flight)."""
+
+    def count_computed(self, start: int, stop: int, num_prompt_tokens: int) -> None:
+        """Count the computed tokens of one sequence, positions ``start .. stop``."""
+        prompt = max(0, min(stop, num_prompt_tokens) - start)
+        self.computed_prompt_tokens += prompt
+        self.computed_output_tokens += stop - start - prompt
+
 
 NumCachedTokens = Callable[[Sequence], int]
 """Returns how many tokens of a sequence would hit now; without effects."""

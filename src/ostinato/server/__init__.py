@@ -11,7 +11,6 @@ Files in reading order:
 * ``state``: the state of a running server
 * ``serving``: runs completions: limits, leases, observers
 * ``middleware/``: what every request passes
-* ``http_parts``: counts the pieces of bodies, and closes connections in good order
 * ``routes/``: one file per route
 * ``usage``: token counts of a response
 * ``streaming``: server-sent events, client disconnects, new parts of outputs

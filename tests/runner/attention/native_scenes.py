@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from ostinato.runner.attention.native_plan import NativeLimits, NativePlan
+from ostinato.runner.attention.native_backend import NativeLimits, NativePlan
 from ostinato.runner.native.ctypes_api import ITEM, SEGMENT
 from tests.runner.attention.scene import Shape
 

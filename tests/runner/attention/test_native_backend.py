@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from ostinato.core.ids import SlotId
 from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.attention.native_backend import NativeAttention, NativeStep
-from ostinato.runner.attention.native_plan import NativeLimits
+from ostinato.runner.attention.native_backend import NativeAttention, NativeLimits, NativeStep
 from ostinato.runner.native.library import Isa, library
 from ostinato.runner.settings import ReadOnce
 from tests.runner.attention.native_scenes import PlanView, limits, shapes

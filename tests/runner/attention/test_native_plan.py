@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.runner.attention.native_plan import NativeLimits, PlanKind, StepTables, plan_native
+from ostinato.runner.attention.native_backend import NativeLimits, PlanKind, StepTables, plan_native
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.native.library import Isa, library
 from ostinato.runner.settings import ReadOnce

@@ -19,8 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.runner.attention.native_backend import NativeAttention, NativeStep
-from ostinato.runner.attention.native_plan import NativeLimits
+from ostinato.runner.attention.native_backend import NativeAttention, NativeLimits, NativeStep
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
 from ostinato.runner.native.library import library

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.attention.native_backend import NativeAttention
-from ostinato.runner.attention.native_plan import NativeLimits
+from ostinato.runner.attention.native_backend import NativeAttention, NativeLimits
 from ostinato.runner.native.library import Isa, library
 from tests.runner.attention.native_scenes import limits, shapes
 from tests.runner.attention.scene import Scene, Shape, styles

@@ -11,10 +11,9 @@ import torch
 
 from ostinato.runner.huge_pages import PAGE_BYTES
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
-from ostinato.runner.native import pages
+from ostinato.runner.native import store
 from ostinato.runner.native.library import library
-from ostinato.runner.native.pages import SPAN, Area, PagesAhead
-from ostinato.runner.native.store import TOKENS_AT_START, NativeKVStore
+from ostinato.runner.native.store import SPAN, TOKENS_AT_START, Area, NativeKVStore, PagesAhead
 from tests.support.instruction_sets import needs_library
 
 SHAPE = StoreShape(KVSpec((LayerKV(1, 32, 32),)), 8, 16, torch.bfloat16)
@@ -97,7 +96,7 @@ def test_pages_are_taken_before_the_slots_that_are_written_reach_them(mapping):
 
 def test_the_thread_does_not_rest_while_steps_are_close_behind_it(mapping, monkeypatch):
     """Pages begin at slots 0, 8,192 and 16,384, and are asked for early, or late."""
-    monkeypatch.setattr(pages, "REST", 1e9)  # who rests is there until the end
+    monkeypatch.setattr(store, "REST", 1e9)  # who rests is there until the end
     ahead = pages_of(mapping[-mapping.ctypes.data % PAGE_BYTES :][: 4 * PAGE_BYTES])
 
     for slot in (0, SPAN + SPAN // 2 + 1, 2 * SPAN):
@@ -139,7 +138,7 @@ class SlowKernel:
 def test_a_store_that_goes_waits_for_the_page_that_is_being_taken(mapping, monkeypatch):
     """Or the kernel would be asked for pages of memory that belongs to something else by then."""
     kernel = SlowKernel()
-    monkeypatch.setattr(pages, "memory_calls", lambda: kernel)
+    monkeypatch.setattr(store, "memory_calls", lambda: kernel)
     ahead = pages_of(mapping)
     ahead.begin(SPAN)
     assert kernel.entered.wait(60)

@@ -2,13 +2,19 @@
 
 A caller's mistake is found here, before anything is added. The identity of a request names all
 that its KV depends on: weights, KV format, tenant, adapter and public prefix.
+
+Parameters are prepared once for all prompts that share them. A call with a thousand prompts passes
+one object of parameters. Checking its lists, spelling its bad words and preparing its stop strings
+depends on that object alone, so it is done for the first prompt. What was prepared is kept for as
+long as the object is alive, and until it is changed.
 """
 
 import itertools
 import random
+import weakref
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -23,24 +29,68 @@ from ostinato.engine.grammar.thinking_budget import ThinkingBudget, ThinkingCons
 from ostinato.engine.loop.adapters import Adapters
 from ostinato.engine.prompts.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes, salt_of_public
-from ostinato.engine.requests.prepared_params import ParamsPreparer, PreparedParams
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.request_validation import (
     PreparedRequest,
     check_priority,
     check_request_id,
+    closing_ids,
     draw_seeds,
     kept_prompt_tokens,
+    resolve_params,
     tokenize,
 )
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.requests.scored_prompts import Rows
 from ostinato.engine.settings.config import EngineConfig
+from ostinato.engine.text.stop_strings import StopStrings
 from ostinato.engine.text.token_table import TokenTable
 from ostinato.errors import InvalidSamplingParams
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.sched.scheduler import Scheduler
 from ostinato.scheduling.beam_search import BeamSearch
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedParams:
+    """Sampling parameters as requests use them.
+
+    Attributes:
+        params: With bad words as ids; the forks and prompts of a request share it.
+        stops: The stop strings, shared likewise.
+        closing_ids: The closing mark of the ``thinking_budget``; empty without one.
+    """
+
+    params: SamplingParams
+    stops: StopStrings
+    closing_ids: tuple[int, ...] = ()
+
+
+class ParamsPreparer:
+    """Prepares sampling parameters for one engine. Thread-safe."""
+
+    def __init__(self, loaded: LoadedModel, max_logprobs: int) -> None:
+        self._loaded, self._max_logprobs = loaded, max_logprobs
+        # With a copy of the parameters as they were: callers may change theirs.
+        self._prepared: dict[int, tuple[SamplingParams, PreparedParams]] = {}
+
+    def prepare(self, params: SamplingParams) -> PreparedParams:
+        """Return prepared parameters; those of an object that was prepared before, at no cost.
+
+        Raises:
+            InvalidSamplingParams: As ``resolve_params``.
+            MissingTokenizer: As ``resolve_params``, or a ``thinking_budget`` needs one.
+        """
+        known = self._prepared.get(id(params))
+        if known is not None and known[0] == params:
+            return known[1]
+        resolved = resolve_params(params, self._loaded, self._max_logprobs)
+        closing = closing_ids(resolved, self._loaded)
+        prepared = PreparedParams(resolved, StopStrings(resolved.stop), closing)
+        if known is None:
+            weakref.finalize(params, self._prepared.pop, id(params), None).atexit = False
+        self._prepared[id(params)] = (params.clone(), prepared)
+        return prepared
 
 
 class Identities:

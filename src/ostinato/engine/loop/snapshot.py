@@ -14,7 +14,7 @@ from ostinato.engine.tiers.tiered_cache import TierCounts
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.introspection import BlockState, count_states
 from ostinato.runner.compute_path import ComputePath
-from ostinato.sched.stats import SchedulerStats
+from ostinato.sched.waiting_queue import SchedulerStats
 from ostinato.scheduling.learned_prices import StepTimes
 
 

@@ -10,6 +10,5 @@ Files in reading order:
 * ``outputs``: what the caller gets
 * ``request_validation``: tokenizes a prompt and checks a request, before it is added
 * ``scored_prompts``: log-probabilities of the last prompts that were scored as a whole
-* ``prepared_params``: prepares sampling parameters, once for all prompts that share them
 * ``request_state``: the tokens, texts and times of one request
 """

@@ -10,8 +10,7 @@ Files in reading order:
 * ``softmax``: a softmax computed in parts
 * ``cascade``: reads a shared run once for all rows that see it
 * ``torch_backend``: attention in plain torch, on any device and in any dtype
-* ``native_plan``: plans how the native library reads a step
-* ``native_backend``: attention by the native library, on a CPU
+* ``native_backend``: attention by the native library, on a CPU: plans, and runs them
 * ``registration``: registers attention with the models of ``transformers``
 * ``mask_request``: checks the model's own mask against its layers' windows
 """

@@ -18,8 +18,7 @@ Files in reading order:
 * ``program``: runs operations in one call, or in one between calls in Python
 * ``step_arguments``: what differs between steps of one program
 * ``step_operations``: builds the operations of a decoder's steps
-* ``steps``: keeps programs and computes steps with them
-* ``fused``: computes steps, from ids to logits
+* ``fused``: keeps programs and computes steps with them, from ids to logits
 * ``weight_refs``: the weights of a model, packed or plain, and how they are replaced
 
 Rules:

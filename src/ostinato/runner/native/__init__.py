@@ -6,7 +6,6 @@ it, everything runs in plain torch. Files in reading order:
 * ``ctypes_api``: the library's structures and functions in Python
 * ``library``: loads the library, and chooses its instruction set
 * ``checks``: checks arguments before the library gets a pointer
-* ``pages``: allocates memory pages for keys and values
 * ``packed``: a weight in tiles, and products with it
 * ``scale_tiles``: scales of a quantized weight, in the layouts of the library
 * ``code_packing``: packs rows of blocks, numbers or codes as tiles of a quantized weight
@@ -15,7 +14,7 @@ it, everything runs in plain torch. Files in reading order:
 * ``sampling``: sampling, and log-probabilities
 * ``delta``: the step of a gated delta rule
 * ``scan``: the gated delta rule, Mamba 2 and short convolutions over a prompt
-* ``store``: a KV store that the library reads
+* ``store``: a KV store that the library reads, and the memory pages of it
 
 Rules: C++ checks no bounds, so all are checked here, before the call. Planning is the exception,
 since it reads all tables anyway: here only lengths are checked, and the library checks the content

@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 
 from ostinato.engine.loop.snapshot import Snapshot
-from ostinato.observe.histogram import Histogram
+from ostinato.observe.counters import Histogram
 
 Value = float | Mapping[Any, float] | Mapping[str, str] | Histogram | None
 """A number; numbers by a label or a tuple of labels; texts; None if there is none."""
