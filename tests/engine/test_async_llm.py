@@ -14,8 +14,8 @@ import pytest
 import ostinato
 from ostinato import LLM, AsyncLLM, RequestOutput, SamplingParams
 from ostinato.core.plan import StepPlan, StepResult
-from ostinato.engine.api import engine_thread, thread_bridge
-from ostinato.engine.api.thread_bridge import CommandQueue
+from ostinato.engine.api import engine_thread
+from ostinato.engine.api.engine_thread import CommandQueue
 from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.setup import Setup, set_up
@@ -182,7 +182,7 @@ async def test_a_step_of_many_streams_wakes_the_event_loop_once(
     wake = loop.call_soon_threadsafe
 
     def counted(callback: Any, *letters: Any, **more: Any) -> asyncio.Handle:
-        if callback is thread_bridge.put_all:
+        if callback is engine_thread.put_all:
             posts.append(len(letters[0]))
         return wake(callback, *letters, **more)
 

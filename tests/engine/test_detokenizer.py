@@ -12,8 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ostinato.engine.text.detokenizer import Detokenizer
-from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.detokenizer import Detokenizer, TokenTable
 from tests.engine.small_tokenizers import ALL, FAST, TEXTS, JoinMarks, word_pieces
 
 BYTE_PIECE = re.compile(r"<0x(..)>")

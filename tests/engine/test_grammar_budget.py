@@ -10,7 +10,7 @@ from ostinato import LLM, SamplingParams, StructuredOutputs
 from ostinato.engine.grammar import grammar_constraints
 from ostinato.engine.grammar.grammar import GrammarCompiler
 from ostinato.engine.grammar.grammar_constraints import ADVANCE_TOKENS, GrammarBudget
-from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.detokenizer import TokenTable
 from ostinato.errors import ConfigError, InvalidSamplingParams, StepFailed
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import assert_idle

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from ostinato.engine.grammar.grammar_check import GrammarChecker
 from ostinato.engine.grammar.grammar_vocabulary import grammar_vocabulary
-from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.detokenizer import TokenTable
 from tests.engine.small_tokenizers import ALL
 from tests.support.checkpoints import make_tokenizer
 

@@ -11,7 +11,7 @@ from ostinato.core.errors import PromptTooLong, TokenOutOfRange
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.prompts.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.requests.request_validation import check_vocabulary, refuse_long_text
-from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.detokenizer import TokenTable
 
 
 async def test_each_log_probability_is_written_once_however_long_the_stream(

@@ -11,7 +11,7 @@ import pytest
 from ostinato import LLM, SamplingParams, StructuredOutputs
 from ostinato.engine.grammar.grammar import GrammarCompiler
 from ostinato.engine.grammar.grammar_check import GrammarChecker
-from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.detokenizer import TokenTable
 from ostinato.errors import InvalidSamplingParams, MissingTokenizer, StepFailed
 from tests.engine.stepping import async_llm
 from tests.support.checkpoints import Checkpoints, without_tokenizer

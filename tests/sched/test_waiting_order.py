@@ -5,7 +5,7 @@ import pytest
 from ostinato.cache.manager import CacheManager
 from ostinato.core.request import FinishReason
 from ostinato.sched.sequence import Sequence
-from ostinato.sched.waiting_queue import FirstComeFirstServed, RequestTable, SchedulerStats
+from ostinato.sched.waiting_queue import FirstComeFirstServed, RequestTable
 from ostinato.scheduling.longest_prefix import MAX_RANKED, LongestPrefixFirst
 from tests.support.tiny_cache import tiny_cache
 from tests.support.tiny_scheduler import TinyScheduler, make_request, make_sequence, tiny_scheduler
@@ -142,7 +142,7 @@ def admit(requests: RequestTable, cache: CacheManager, sequence: Sequence) -> No
 def test_a_sequence_that_comes_back_has_its_old_place():
     """Whatever came in between; the waiting stand by priority and number."""
     cache = tiny_cache(num_blocks=4).manager
-    requests = RequestTable(cache, SchedulerStats(), FirstComeFirstServed())
+    requests = RequestTable(cache, FirstComeFirstServed())
     one, two, three, urgent = (
         make_sequence(n, priority=p) for n, p in ((1, 0), (2, 0), (3, 0), (9, -1))
     )
@@ -158,7 +158,7 @@ def test_a_sequence_that_comes_back_has_its_old_place():
 def test_a_sequence_that_ends_unadmitted_has_overtaken_none():
     cache = tiny_cache(num_blocks=4).manager
     order = LongestPrefixFirst(64, lambda sequence: 0)
-    requests = RequestTable(cache, SchedulerStats(), order)
+    requests = RequestTable(cache, order)
     early, late, later = (make_sequence(number) for number in (1, 2, 3))
     for sequence in (early, late, later):
         requests.enter(sequence)
@@ -170,7 +170,7 @@ def test_a_sequence_that_ends_unadmitted_has_overtaken_none():
 
 def test_to_admit_a_sequence_that_does_not_wait_is_a_mistake():
     cache = tiny_cache(num_blocks=4).manager
-    requests = RequestTable(cache, SchedulerStats(), FirstComeFirstServed())
+    requests = RequestTable(cache, FirstComeFirstServed())
     requests.enter(make_sequence(1))
     with pytest.raises(AssertionError, match="does not wait"):
         admit(requests, cache, make_sequence(1))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from ostinato.core.plan import StepPlan, StepResult
-from ostinato.engine.api.thread_bridge import Command, CommandQueue
+from ostinato.engine.api.engine_thread import Command, CommandQueue
 from ostinato.runner.model_runner import ModelRunner
 
 _PATIENCE_S = 30

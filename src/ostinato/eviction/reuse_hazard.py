@@ -34,9 +34,8 @@ from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary, Victim
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
 from ostinato.eviction.learned_policy import EvictedRun, GhostList, features_of, note_gap
-from ostinato.eviction.lifetimes import NO_LEAVES, Cohort, LifetimeStats, ReleaseBatch
+from ostinato.eviction.lifetimes import NO_LEAVES, Cohort, LifetimeStats, ReleaseBatch, VictimHeap
 from ostinato.eviction.lru_shadow import LruShadow
-from ostinato.eviction.victim_heap import VictimHeap
 
 _USES = (1, 2, 4, 16)
 _GAPS_S = (0.0, 20.0, 60.0, 180.0)

@@ -20,13 +20,7 @@ from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResul
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate
 from ostinato.sched.step_planner import Drafts, StepCosts, StepPlanner
-from ostinato.sched.waiting_queue import (
-    Branch,
-    FirstComeFirstServed,
-    MakeOrder,
-    RequestTable,
-    SchedulerStats,
-)
+from ostinato.sched.waiting_queue import Branch, FirstComeFirstServed, MakeOrder, RequestTable
 
 
 class Scheduler:
@@ -52,13 +46,13 @@ class Scheduler:
         """Make a scheduler without requests; a clock's seconds never fall."""
         self.config = config
         self.cache = cache
-        self.stats = SchedulerStats()
         self.costs = StepCosts() if costs is None else costs
         self.drafts = Drafts() if drafts is None else drafts
         self._sampled: dict[RequestId, None] = {}  # searches that got samples in this step
         self._accepted: list[tuple[Sequence, list[SampledToken]]] = []
         self._clock = clock
-        self.requests = RequestTable(cache, self.stats, make_order(self.num_cached_tokens))
+        self.requests = RequestTable(cache, make_order(self.num_cached_tokens))
+        self.stats = self.requests.stats
         self.longest_tokens = max_sequence_tokens(config, cache.config)
         self._next_id = 0
         self._chunks: list[ScheduledChunk] = []

@@ -115,10 +115,10 @@ class RequestTable:
         forked: Parents and forks of the step that is planned or runs; they keep their blocks.
         order: In which the waiting are tried.
         cache: Whose blocks they hold.
-        stats: Counts preemptions, among others.
+        stats: Counters of the scheduler since the start.
     """
 
-    def __init__(self, cache: CacheManager, stats: SchedulerStats, order: WaitingOrder) -> None:
+    def __init__(self, cache: CacheManager, order: WaitingOrder) -> None:
         """Start without a request."""
         self.live: dict[RequestId, list[Sequence]] = {}
         self.waiting: list[Sequence] = []
@@ -127,7 +127,7 @@ class RequestTable:
         self.forked: list[Sequence] = []
         self.order = order
         self.cache = cache
-        self.stats = stats
+        self.stats = SchedulerStats()
 
     def enter(self, sequence: Sequence) -> None:
         """Let the first sequence of a request wait."""

@@ -24,9 +24,8 @@ from ostinato.core.errors import OstinatoError
 from ostinato.engine.api.adapter_api import load_adapter_between, remove_adapter
 from ostinato.engine.api.admin_api import AdminApi, AsyncAdminApi
 from ostinato.engine.api.beam_api import BeamSearchParams
-from ostinato.engine.api.engine_thread import EngineThread, run_in_new_thread
+from ostinato.engine.api.engine_thread import AnswerT, EngineThread, run_in_new_thread
 from ostinato.engine.api.explain_api import explain_request
-from ostinato.engine.api.thread_bridge import AnswerT
 from ostinato.engine.api.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.loop.adapters import LoRARequest
 from ostinato.engine.loop.engine import Engine

@@ -17,7 +17,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.plan import TokenConstraint
-from ostinato.engine.api.thread_bridge import AnswerT
+from ostinato.engine.api.engine_thread import AnswerT
 from ostinato.engine.grammar.grammar_check import NUM_WORKERS
 from ostinato.engine.ledger.continuation import Continuation
 from ostinato.engine.loop.engine import Engine
@@ -34,7 +34,7 @@ from ostinato.engine.requests.request_validation import (
 )
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.requests.tenant_queue import TenantQueue
-from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.detokenizer import TokenTable
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.images.parts import images_in
 from ostinato.images.picture import Picture

@@ -38,7 +38,7 @@ from ostinato.engine.grammar.grammar_constraints import (
 )
 from ostinato.engine.grammar.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
-from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.detokenizer import TokenTable
 from ostinato.errors import InvalidSamplingParams, MissingTokenizer
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.tenants.terms import is_salt_of

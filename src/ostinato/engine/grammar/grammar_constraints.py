@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
-from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.detokenizer import TokenTable
 
 ADVANCE_TOKENS = 250
 """Tokens whose time is in the budget from the start: the first masks of a grammar cost more."""

@@ -26,7 +26,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from llguidance.hf import from_tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.engine.text.token_table import TokenTable, piece_writer
+from ostinato.engine.text.detokenizer import TokenTable, piece_writer
 
 
 def grammar_vocabulary(

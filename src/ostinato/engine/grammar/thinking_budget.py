@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.plan import TokenConstraint
-from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.detokenizer import TokenTable
 from ostinato.errors import InvalidSamplingParams
 
 MAX_MARK_CHARACTERS = 256

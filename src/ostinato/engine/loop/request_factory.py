@@ -43,8 +43,8 @@ from ostinato.engine.requests.request_validation import (
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.requests.scored_prompts import Rows
 from ostinato.engine.settings.config import EngineConfig
+from ostinato.engine.text.detokenizer import TokenTable
 from ostinato.engine.text.stop_strings import StopStrings
-from ostinato.engine.text.token_table import TokenTable
 from ostinato.errors import InvalidSamplingParams
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.sched.scheduler import Scheduler

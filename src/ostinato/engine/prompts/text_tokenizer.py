@@ -42,8 +42,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ostinato.engine.prompts.known_texts import KnownTexts
 from ostinato.engine.requests.request_validation import refuse_long_text
-from ostinato.engine.text.detokenizer import Detokenizer
-from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.detokenizer import Detokenizer, TokenTable
 from ostinato.engine.text.tokenized_text import Places, TokenizedText
 
 _MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}

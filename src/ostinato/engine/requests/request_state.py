@@ -13,9 +13,8 @@ from ostinato.engine.requests.outputs import (
 )
 from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.engine.requests.sampling_params import RequestOutputKind
-from ostinato.engine.text.detokenizer import Detokenizer
+from ostinato.engine.text.detokenizer import Detokenizer, TokenTable
 from ostinato.engine.text.stop_strings import StopChecker
-from ostinato.engine.text.token_table import TokenTable
 from ostinato.engine.tiers.load_note import LoadNote
 from ostinato.runner.images.store import ServedImage
 from ostinato.runner.sampling.sampler import MODEL_FAULT

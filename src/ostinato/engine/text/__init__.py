@@ -3,5 +3,5 @@
 Files in reading order:
 
 * ``tokenized_text``: a text with the tokens that stand for it
-* ``token_table``, ``detokenizer``, ``stop_strings``: from token ids to text, and to its end
+* ``detokenizer``, ``stop_strings``: from token ids to text, and to its end
 """

@@ -15,8 +15,8 @@ Files in reading order:
 * ``head_stand_ins``: likewise, what an attention module makes of its projected rows
 * ``structure``: describes a model as operations
 * ``arena``: buffers of a program
-* ``program``: runs operations in one call, or in one between calls in Python
-* ``step_arguments``: what differs between steps of one program
+* ``program``: runs operations in one call, or in one between calls in Python, and sets what differs
+  between steps
 * ``step_operations``: builds the operations of a decoder's steps
 * ``fused``: keeps programs and computes steps with them, from ids to logits
 * ``weight_refs``: the weights of a model, packed or plain, and how they are replaced

@@ -13,7 +13,7 @@ output of one operation is still in the processor's cache when the next reads it
 rows at once.
 
 Operations in Python cut a program into several. A program is kept for the steps after it: they set
-ids, positions, slots and plans, see ``step_arguments``.
+ids, positions, slots and plans, see ``StepArguments``.
 """
 
 import ctypes
@@ -32,8 +32,7 @@ from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.decoder import Attention, Call, Decoder
 from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, look_up_embeddings
-from ostinato.runner.forward.program import Program
-from ostinato.runner.forward.step_arguments import NativeSteps, StepArguments, StepInput
+from ostinato.runner.forward.program import NativeSteps, Program, StepArguments, StepInput
 from ostinato.runner.forward.step_operations import ModuleCalls, StepOperations, width_in_arena
 from ostinato.runner.heads import HiddenRows
 from ostinato.runner.inputs import Ints

@@ -6,7 +6,7 @@
                                     ─► gate up ─► silu * ─► down ─► add + norm) ─► head
 
 Each operation has records of the buffers that it reads and writes; what differs between steps is in
-``step_arguments``. An addend is pending until the stream is read next, so that adding it and the
+``StepArguments``. An addend is pending until the stream is read next, so that adding it and the
 norm after it are one pass. The last attention and what follows compute only the rows whose logits
 are read: of the others, its keys and values are enough.
 
@@ -42,9 +42,16 @@ from ostinato.runner.forward.decoder import (
 )
 from ostinato.runner.forward.embedding_and_rope import AngleKind
 from ostinato.runner.forward.ops import AddNorm, Gated, Heads, Norm, SplitHeads
-from ostinato.runner.forward.program import Attend, Copy, GatedProduct, PythonCall, Step, Write
+from ostinato.runner.forward.program import (
+    Attend,
+    Copy,
+    GatedProduct,
+    PythonCall,
+    Step,
+    StepArguments,
+    Write,
+)
 from ostinato.runner.forward.stand_ins import call_keywords
-from ostinato.runner.forward.step_arguments import StepArguments
 from ostinato.runner.native.checks import fill_rows
 from ostinato.runner.native.ctypes_api import Attention as AttentionRecord
 from ostinato.runner.native.ctypes_api import Rows
