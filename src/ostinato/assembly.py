@@ -25,11 +25,10 @@ from ostinato.hybrid.state_group import OrphanObserver, StateGroup
 from ostinato.hybrid.window_group import WindowGroup
 from ostinato.indexes.block_hash import BlockHasher, DigestFunction, make_digest, sha256
 from ostinato.indexes.hash_index import HashIndex
-from ostinato.observe.counters import CacheCounters, CacheStats, StateCounts
+from ostinato.observe.counters import CacheCounters, CacheStats, HitCounts, StateCounts
 from ostinato.observe.event_recorder import EventRecorder
 from ostinato.observe.events import EventBatch, EventLog
 from ostinato.observe.history import RequestHistory
-from ostinato.observe.introspection import HitCounts
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.step_planner import Drafts
 from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder

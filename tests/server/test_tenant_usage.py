@@ -10,14 +10,22 @@ import pytest
 from ostinato import AsyncLLM, SamplingParams
 from ostinato.engine.loop.engine import Engine
 from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput, RequestTimings
-from ostinato.server.access.accounts import GAPS_PER_SECOND, HISTORY_S, Second, merge
 from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
 from ostinato.server.page.figures import percentiles
 from ostinato.server.state import ServerState
 from ostinato.server.telemetry.engine_watch import EngineWatch
 from ostinato.server.telemetry.observer import ServedRequest, salt_label
-from ostinato.server.telemetry.tenant_usage import MAX_TENANTS, OTHERS, UNNAMED, TenantUsage
+from ostinato.server.telemetry.tenant_usage import (
+    GAPS_PER_SECOND,
+    HISTORY_S,
+    MAX_TENANTS,
+    OTHERS,
+    UNNAMED,
+    Second,
+    TenantUsage,
+    merge,
+)
 from tests.support.servers import serving
 from tests.support.waiting import other_tasks_have_started
 

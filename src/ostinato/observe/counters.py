@@ -8,6 +8,7 @@ Buckets of a histogram grow by a factor of two, so that a thousandth and a milli
 between them, and a quantile is right to within a factor of two.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -16,7 +17,7 @@ from math import frexp
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver, Eviction
-from ostinato.cache.prefix_index import PublishResult
+from ostinato.cache.prefix_index import PublishResult, Removal
 from ostinato.core.request import IDLE_WORK, RequestContext
 from ostinato.settings import PolicyName
 
@@ -307,3 +308,38 @@ class CacheCounters(CacheObserver):
         """Erase a tenant's counts."""
         self.stats.tenants.pop(tenant, None)
         return 0
+
+
+class HitCounts(CacheObserver):
+    """Requests by the block at which their hit ended.
+
+    Hits of evicted blocks count for the block before them.
+
+    Attributes:
+        by_block: Counts of blocks that are cached.
+    """
+
+    def __init__(self) -> None:
+        """Start without a hit."""
+        self.by_block: Counter[int] = Counter()
+
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
+        """Count a hit."""
+        is_counted = not (context.is_readmission or context.name.startswith(IDLE_WORK))
+        if table.num_shared_tokens and is_counted:
+            self.by_block[table.blocks[-1]] += 1
+
+    def on_evict(self, eviction: Eviction) -> None:
+        """Count the hits of evicted blocks for the block before them."""
+        if not eviction.group:
+            self._move(eviction.removal)
+
+    def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
+        """Count the hits of retracted blocks for the block before them."""
+        if not group:
+            self._move(removal)
+
+    def _move(self, removal: Removal) -> None:
+        count = sum(self.by_block.pop(block, 0) for block in removal.blocks)
+        if count and removal.before is not None:
+            self.by_block[removal.before] += count

@@ -23,14 +23,12 @@ from heapq import nlargest
 from typing import Any
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.observer import CacheObserver, Eviction
-from ostinato.cache.prefix_index import CachedRun, PrefixIndex, Removal
+from ostinato.cache.prefix_index import CachedRun, PrefixIndex
 from ostinato.core.identity import Identity
 from ostinato.core.ids import BlockId
-from ostinato.core.request import IDLE_WORK, RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.observe.counters import HitCounts
 
 HEAD_TOKENS = 64
 """Tokens that are shown of a prefix, enough to recognise it."""
@@ -96,41 +94,6 @@ class CachedPrefix:
     def saved_tokens(self) -> int:
         """Tokens that it saved, without those of its parents."""
         return self.num_hits * self.own_tokens
-
-
-class HitCounts(CacheObserver):
-    """Requests by the block at which their hit ended.
-
-    Hits of evicted blocks count for the block before them.
-
-    Attributes:
-        by_block: Counts of blocks that are cached.
-    """
-
-    def __init__(self) -> None:
-        """Start without a hit."""
-        self.by_block: Counter[int] = Counter()
-
-    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
-        """Count a hit."""
-        is_counted = not (context.is_readmission or context.name.startswith(IDLE_WORK))
-        if table.num_shared_tokens and is_counted:
-            self.by_block[table.blocks[-1]] += 1
-
-    def on_evict(self, eviction: Eviction) -> None:
-        """Count the hits of evicted blocks for the block before them."""
-        if not eviction.group:
-            self._move(eviction.removal)
-
-    def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
-        """Count the hits of retracted blocks for the block before them."""
-        if not group:
-            self._move(removal)
-
-    def _move(self, removal: Removal) -> None:
-        count = sum(self.by_block.pop(block, 0) for block in removal.blocks)
-        if count and removal.before is not None:
-            self.by_block[removal.before] += count
 
 
 @dataclass(frozen=True, slots=True)

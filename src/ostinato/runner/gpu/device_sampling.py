@@ -15,10 +15,11 @@ from torch import Tensor
 
 from ostinato.core.plan import SampleTask
 from ostinato.runner.gpu.step_tables import Arrays
+from ostinato.runner.native.argmax import NONE
 from ostinato.runner.sampling.logit_edits import asks_for_edits
 from ostinato.runner.sampling.logprobs import rows_at_once
 from ostinato.runner.sampling.randomness import uniform
-from ostinato.runner.sampling.torch_draws import NONE, draw_ids, token_masses
+from ostinato.runner.sampling.torch_draws import draw_ids, token_masses
 
 _COLUMNS = ("temperature", "number", "min_p", "top_p", "top_k")
 _TEMPERATURE, _NUMBER, _MIN_P, _TOP_P, _TOP_K = _COLUMNS

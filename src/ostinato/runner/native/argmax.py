@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.native.ctypes_api import DTYPES, int32s, int64s, pointers
+from ostinato.runner.native.library import library
+
+NONE = -1
+"""The token of a row from which none can be sampled."""
 
 
 class _Best(ctypes.Structure):
@@ -23,6 +27,26 @@ class _Best(ctypes.Structure):
         *int64s("num_rows"),
         *int32s("width", "dtype", "num_threads"),
     )
+
+
+def argmax(scores: Tensor) -> list[int]:
+    """Return each row's most likely id, the lowest of several; -1 if it is not finite."""
+    native = library()
+    if native is not None and takes(scores):
+        return best_places(native, scores)
+    if scores.device.type == "cpu":
+        return _argmax_by_numpy(scores)
+    best = scores.argmax(-1, keepdim=True)
+    return torch.where(scores.gather(1, best).isfinite(), best, NONE)[:, 0].tolist()
+
+
+def _argmax_by_numpy(scores: Tensor) -> list[int]:
+    """Return the same on a CPU, where ``torch.argmax`` compares one number at a time."""
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).numpy()
+    best = wide.argmax(-1)  # of a NaN, if there is one, as with torch
+    highest = np.take_along_axis(wide, best[:, None], -1)[:, 0]
+    ids: list[int] = np.where(np.isfinite(highest), best, NONE).tolist()
+    return ids
 
 
 def takes(rows: Tensor) -> bool:

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from ostinato.core.plan import SampledToken, SampleTask, TokenConstraint
-from ostinato.runner.native.argmax import takes
+from ostinato.runner.native.argmax import argmax, takes
 from ostinato.runner.native.library import library
 from ostinato.runner.native.sampling import Draws, sample_rows
 from ostinato.runner.sampling.logit_edits import asks_for_edits, edit_logits
 from ostinato.runner.sampling.randomness import uniform
-from ostinato.runner.sampling.torch_draws import argmax, draw_rows
+from ostinato.runner.sampling.torch_draws import draw_rows
 from ostinato.runner.token_lists import PreparedLists, TokenLists
 
 MODEL_FAULT = "the model gave"

@@ -5,22 +5,17 @@ Rows of a batch are grouped by what they need, and each need is one tensor opera
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ostinato.core.plan import SampleTask, TokenLogprob
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.runner.native.argmax import best_places, takes
-from ostinato.runner.native.library import library
+from ostinato.runner.native.argmax import NONE, argmax
 from ostinato.runner.native.sampling import Draws
 from ostinato.runner.sampling.logit_edits import edit_logits
 from ostinato.runner.sampling.logprobs import are_distributions, rows_at_once, token_logprobs
 from ostinato.runner.sampling.truncation import truncate
 from ostinato.runner.token_lists import TokenLists
-
-NONE = -1
-"""The token of a row from which none can be sampled."""
 
 
 def draw_rows(
@@ -39,26 +34,6 @@ def draw_rows(
     """
     ids = _choose(edit_logits(logits, tasks, lists), tasks, numbers)
     return Draws(ids, _logprobs(logits, tasks, ids))
-
-
-def argmax(scores: Tensor) -> list[int]:
-    """Return each row's most likely id, the lowest of several; -1 if it is not finite."""
-    native = library()
-    if native is not None and takes(scores):
-        return best_places(native, scores)
-    if scores.device.type == "cpu":
-        return _argmax_by_numpy(scores)
-    best = scores.argmax(-1, keepdim=True)
-    return torch.where(scores.gather(1, best).isfinite(), best, NONE)[:, 0].tolist()
-
-
-def _argmax_by_numpy(scores: Tensor) -> list[int]:
-    """Return the same on a CPU, where ``torch.argmax`` compares one number at a time."""
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).numpy()
-    best = wide.argmax(-1)  # of a NaN, if there is one, as with torch
-    highest = np.take_along_axis(wide, best[:, None], -1)[:, 0]
-    ids: list[int] = np.where(np.isfinite(highest), best, NONE).tolist()
-    return ids
 
 
 def _choose(

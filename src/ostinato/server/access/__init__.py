@@ -4,7 +4,6 @@ Files in reading order:
 
 * ``keys``: the keys file: API keys, quotas and limits of tenants
 * ``callers``: authenticates callers, and holds their permissions
-* ``accounts``: usage counters of one tenant
 * ``rate_limit``: limits of requests and tokens per minute
 * ``unread_output``: output that clients have not taken, bounded
 * ``connections``: limits and closes connections

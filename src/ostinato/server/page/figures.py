@@ -12,8 +12,8 @@ from typing import Any
 from ostinato.engine.loop.snapshot import Snapshot
 from ostinato.errors import EngineStopped
 from ostinato.observe.introspection import BlockState
-from ostinato.server.access.accounts import HISTORY_S, Account, FirstToken, PromptTokens
-from ostinato.server.telemetry.observer import Observer, ServedRequest
+from ostinato.server.telemetry.observer import Observer, PromptTokens, ServedRequest
+from ostinato.server.telemetry.tenant_usage import HISTORY_S, Account, FirstToken
 
 MAX_DOTS = 400
 """Requests in the chart of first tokens."""

@@ -24,7 +24,6 @@ from ostinato.observe.introspection import (
     map_blocks,
     top_prefixes,
 )
-from ostinato.server.access.accounts import Account, merge
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.page.comparison import Comparison
 from ostinato.server.page.figures import (
@@ -43,6 +42,7 @@ from ostinato.server.telemetry.engine_figures import FIGURES, GROUPS
 from ostinato.server.telemetry.engine_watch import EngineWatch
 from ostinato.server.telemetry.figures import shown
 from ostinato.server.telemetry.observer import Observer
+from ostinato.server.telemetry.tenant_usage import Account, merge
 
 router = APIRouter(include_in_schema=False)
 

@@ -8,7 +8,6 @@ import hashlib
 from dataclasses import dataclass, field
 
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.server.access.accounts import PromptTokens
 from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
@@ -18,6 +17,54 @@ from ostinato.tenants.terms import LeaseReceipt
 def salt_label(salt: str) -> str:
     """Return a label for a salt, which itself would give access to its tenant's cache."""
     return f"salt {hashlib.sha256(salt.encode()).hexdigest()[:8]}" if salt else ""
+
+
+@dataclass(slots=True)
+class PromptTokens:
+    """Prompt tokens by the origin of their KV.
+
+    Attributes:
+        computed: Computed by the model.
+        cached: Found in the cache in whole blocks.
+        copied: Copied from a cached block of which only the beginning matches.
+        waited: Computed by another request while this one waited (single flight).
+    """
+
+    computed: int = 0
+    cached: int = 0
+    copied: int = 0
+    waited: int = 0
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> "PromptTokens":
+        """Count a request's prompt tokens."""
+        hit, copied = output.num_cached_tokens, output.num_copied_tokens
+        waited = output.num_waited_tokens
+        computed = len(output.prompt_token_ids) - hit
+        return cls(computed, hit - copied - waited, copied, waited)
+
+    @property
+    def total(self) -> int:
+        """Number of prompt tokens."""
+        return self.computed + self.cached + self.copied + self.waited
+
+    @property
+    def hit(self) -> int:
+        """Prompt tokens that this request did not compute."""
+        return self.cached + self.copied + self.waited
+
+    @property
+    def hit_share(self) -> float:
+        """Share of hits, from 0 to 1."""
+        hit = self.cached + self.copied + self.waited
+        return hit / (hit + self.computed) if hit else 0.0
+
+    def add(self, other: "PromptTokens") -> None:
+        """Add other counts to these."""
+        self.computed += other.computed
+        self.cached += other.cached
+        self.copied += other.copied
+        self.waited += other.waited
 
 
 @dataclass(slots=True, eq=False)
