@@ -432,7 +432,7 @@ class CacheManager:
         """Raise EmptyPrompt or PromptTooLong if so many tokens can never be admitted."""
         if not num_tokens:
             raise EmptyPrompt("the prompt has no tokens: at least one is needed")
-        if self.blocks_for(num_tokens) > self.config.num_blocks:
+        if num_tokens > self.config.num_blocks * self.block_size:
             raise PromptTooLong(
                 f"the prompt has {num_tokens} tokens and needs {self.blocks_for(num_tokens)} "
                 f"blocks of {self.block_size}, but the pool has {self.config.num_blocks}: shorten "

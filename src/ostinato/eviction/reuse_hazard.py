@@ -186,8 +186,9 @@ class ReuseHazard(LeastRecentlyUsed):
         """End lives of evicted blocks that a request asks for."""
         self.shadow.settle(self.num_blocks)
         self.shadow.num_looked_up += last
-        if self._memory:
-            self._advance(self._clock())
+        if not self._memory:
+            return
+        self._advance(self._clock())
         while self._memory and first < last:
             run = self._memory.take(key, first, last - first, block_size)
             if run is None:

@@ -198,7 +198,7 @@ class ModelRunner:
             outcomes = self._sampler.sample(rows, tasks)
         else:
             outcomes = [(SampledToken(token),) for token in ids]
-        if any(task.params.readout is not None for task in tasks):
+        if [task for task in tasks if task.params.readout is not None]:
             outcomes = read_rows(outcomes, tasks, rows, hidden, inputs.sample_rows)
         sampled = iter(outcomes)
         sums = {} if hidden is None else hidden_sums(plan, inputs.prompt_rows, hidden)

@@ -114,9 +114,11 @@ class Sequence:
 
         A mean needs all hidden states, which no block has. None is all of them.
         """
-        if not self.request.cache_read or self.request.params.needs_whole_prompt:
+        params = self.request.params
+        if not self.request.cache_read or params.needs_whole_prompt:
             return 0
-        return self.next_scored - 1 if self.wants_prompt_logprobs else None
+        is_scored = params.prompt_logprobs is not None and self.wants_prompt_logprobs
+        return self.next_scored - 1 if is_scored else None
 
     @property
     def reading_is_off(self) -> str:
@@ -148,10 +150,6 @@ class Sequence:
             first_planned_s=self.first_planned_s,
         )
 
-    def sample_task(self, seeds: tuple[int, ...]) -> SampleTask:
-        """Describe how its next token is chosen."""
-        return self._task(seeds, self.output, self.constraint)
-
     def drafted_tasks(self, drafts: "array[int]") -> tuple[SampleTask, ...]:
         """Describe how the token after each draft is chosen, if all drafts up to it are right."""
         tasks: list[SampleTask] = []
@@ -160,12 +158,13 @@ class Sequence:
             if constraint is not None:
                 constraint = constraint.copy()
                 constraint.advance(draft)
-            tasks.append(self._task((self.seed,), output + drafts[:count], constraint))
+            tasks.append(self.sample_task((self.seed,), output + drafts[:count], constraint))
         return tuple(tasks)
 
-    def _task(
+    def sample_task(
         self, seeds: tuple[int, ...], output: "array[int]", constraint: TokenConstraint | None
     ) -> SampleTask:
+        """Describe how the token after some output is chosen."""
         params = self.request.params
         if constraint is not None and constraint.allows_all:
             constraint = None
@@ -206,13 +205,16 @@ class ScheduledChunk:
             skipped = max(0, sequence.next_scored - 1 - start)
             targets = sequence.request.prompt_token_ids[start + skipped + 1 : self.end + 1]
         assert sequence.table is not None
-        tokens = sequence.key.tokens[start : self.end]
+        tokens, task = sequence.key.tokens[start : self.end], None
+        if self.samples:
+            seeds = tuple([member.seed for member in self.members])
+            task = sequence.sample_task(seeds, sequence.output, sequence.constraint)
         return ScheduledSequence(
             sequence.sequence_id,
             tokens if self.drafts is None else tokens + self.drafts,
             start,
             sequence.table.groups,
-            sequence.sample_task(tuple([m.seed for m in self.members])) if self.samples else None,
+            task,
             targets, params.prompt_logprobs or 0,
             sequence.key.identity, sequence.table.state_slot, sequence.key.images, skipped,
             () if self.drafts is None else sequence.drafted_tasks(self.drafts),

@@ -10,7 +10,7 @@ from ostinato.engine.requests.prompts import Prompt, TokenIds
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.server.access.callers import Caller
-from ostinato.tenants.terms import LeaseTerms
+from ostinato.tenants.terms import LeaseTerms, derive_salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class GenerateCall:
     def sender(self, caller: Caller) -> Prompt:
         """Return what its prompt is cached under: salt, public prefixes, adapter and images."""
         return Prompt(
-            cache_salt=caller.narrow(self.cache_salt),
+            cache_salt=derive_salt(caller.salt, self.cache_salt),
             public_prefixes=caller.public_prefixes,
             adapter=self.adapter,
             images=self.images,

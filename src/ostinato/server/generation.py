@@ -282,7 +282,7 @@ class ChatAnswer(Generic[BodyT]):
                     await self.computed(output)
                 self.last = output
                 if output.finished:  # noted before the next prompt is prepared
-                    whole = self.body_of([*self._deltas.take(output)])
+                    whole = self.body_of(self._deltas.take(output))
                     for part in output.outputs:
                         self.chat.note(part, self.parsed(part.index))
         assert whole is not None, "a request ended without its last output"

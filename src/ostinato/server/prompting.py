@@ -37,6 +37,7 @@ from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer
 from ostinato.server.state import ServerState
 from ostinato.settings import KeepReasoning
+from ostinato.tenants.terms import derive_salt
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -364,7 +365,7 @@ def render_prompt(
 def sender(caller: Caller, cache_salt: str = "", keep_tokens: bool = True) -> Prompt:
     """Return a prompt that identifies its sender."""
     return Prompt(
-        cache_salt=caller.narrow(cache_salt),
+        cache_salt=derive_salt(caller.salt, cache_salt),
         public_prefixes=tuple(caller.public_prefixes),
         keep_tokens=keep_tokens,
     )

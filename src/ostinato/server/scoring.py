@@ -44,6 +44,7 @@ from ostinato.server.serving import check_room, hold_places, last_output, serve_
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import until_gone
 from ostinato.server.usage import Usage
+from ostinato.tenants.terms import derive_salt
 
 MAX_WINDOW = 128
 """Calls of one request that are in the engine at once."""
@@ -276,7 +277,10 @@ async def answer(
         body.pooling_params,
         request.scope["route"].path,
         f"{body.id_prefix}{uuid.uuid4().hex}",
-        Prompt(cache_salt=caller.narrow(body.cache_salt), adapter=adapter_of(state, body.model)),
+        Prompt(
+            cache_salt=derive_salt(caller.salt, body.cache_salt),
+            adapter=adapter_of(state, body.model),
+        ),
     )
     content = await until_gone(request, work(call, body))
     if isinstance(content, str):

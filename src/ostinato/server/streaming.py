@@ -5,7 +5,7 @@ later errors are sent as events.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -180,8 +180,9 @@ class Deltas:
         self._sent: dict[int, tuple[int, int]] = {}  # index: characters, tokens
         self._ended: set[int] = set()
 
-    def take(self, output: RequestOutput) -> Iterator[Delta]:
-        """Yield what each continuation gained since the last call."""
+    def take(self, output: RequestOutput) -> list[Delta]:
+        """Return what each continuation gained since the last call."""
+        deltas = list[Delta]()
         for part in output.outputs:
             if part.index in self._ended:
                 continue
@@ -193,13 +194,16 @@ class Deltas:
             self._sent[part.index] = (len(part.text), len(part.token_ids))
             if part.finish_reason is not None:
                 self._ended.add(part.index)
-            yield Delta(
-                part.index,
-                part.text[num_chars:],
-                part.token_ids[num_tokens:],
-                None if part.logprobs is None else part.logprobs[num_tokens:],
-                num_chars,
-                part.finish_reason,
-                is_later,
-                part.stop_reason,
-            )
+            deltas += [
+                Delta(
+                    part.index,
+                    part.text[num_chars:],
+                    part.token_ids[num_tokens:],
+                    None if part.logprobs is None else part.logprobs[num_tokens:],
+                    num_chars,
+                    part.finish_reason,
+                    is_later,
+                    part.stop_reason,
+                )
+            ]
+        return deltas

@@ -112,7 +112,7 @@ class CommandQueue:
 
     def put(self, command: Command) -> None:
         """Queue a command without waiting for it, as ``check`` allows; called from any thread."""
-        self.check()  # first: a fork may have copied a locked lock
+        self._owner.check()  # first: a fork may have copied a locked lock
         with self._closing:
             if self._reason is not None:
                 raise EngineStopped(self._reason)

@@ -221,14 +221,11 @@ class TurnContinuer:
         Cost: two renderings; one if the template refuses the conversation with marks.
         """
         talk = self._talk
-        rows = [
-            [number for number, message in enumerate(row) if message.get("role") == "assistant"]
-            for row in (talk.history, talk.messages)
-        ]
-        is_alike = len(rows[0]) == len(rows[1])
-        known = self._known(rows[0]) if is_alike and rows[0] else {}
-        at = dict(zip(*rows, strict=False))  # the number of a message for the template
-        turns = {at[number]: turn for number, turn in known.items()}
+        numbers, places = _answers(talk.history), _answers(talk.messages)
+        is_alike, turns = len(numbers) == len(places), dict[int, _Known]()
+        if is_alike and numbers:
+            at = dict(zip(numbers, places, strict=True))  # the number of a message for the template
+            turns = {at[number]: turn for number, turn in self._known(numbers).items()}
         rendered = self._render(self._with_thoughts(turns), talk.opens_turn)
         frames: Frames | None = None
         for following in _NEXT if is_alike else ():
@@ -376,6 +373,11 @@ class TurnContinuer:
     def _add(self, **amounts: int) -> None:
         sums: dict[str, Any] = {k: getattr(self._report, k) + n for k, n in amounts.items()}
         self._report = replace(self._report, **sums)
+
+
+def _answers(messages: Sequence[Message]) -> list[int]:
+    """Return the numbers of the assistant's messages."""
+    return [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
 
 
 def _equal(turns: Sequence[WrittenTurn], message: Message) -> list[WrittenTurn]:

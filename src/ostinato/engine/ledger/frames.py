@@ -65,18 +65,17 @@ def cut(rendered: str, texts: Sequence[str]) -> Frames | None:
     """
     if not all(texts) or not rendered.startswith(texts[0]):
         return None
-    places, end = [0], len(texts[0])
+    places, turns, end = [0], list[str](), len(texts[0])
     for text in texts[1:]:
         place = rendered.find(text, end)
         if place < 0:
             return None
         places.append(place)
+        turns.append(rendered[end:place])
         end = place + len(text)
     if len(rendered) - end > MAX_OPENING_CHARS or not _are_last(rendered, texts, places):
         return None
-    ends = [place + len(text) for place, text in zip(places, texts, strict=True)]
-    turns = tuple(rendered[a:b] for a, b in zip(ends, places[1:], strict=False))
-    return Frames(tuple(texts), turns, rendered[end:])
+    return Frames(tuple(texts), tuple(turns), rendered[end:])
 
 
 def _are_last(rendered: str, texts: Sequence[str], places: Sequence[int]) -> bool:

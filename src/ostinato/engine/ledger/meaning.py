@@ -74,13 +74,16 @@ def meaning_of(message: Message) -> bytes:
 
 def reasoning_of(message: Message) -> str:
     """Return a message's reasoning, under whatever name it has; empty without any."""
-    return next((str(message[key]) for key in REASONING_KEYS if message.get(key)), "")
+    for key in REASONING_KEYS:
+        if message.get(key):
+            return str(message[key])
+    return ""
 
 
 def call_ids_of(message: Message) -> tuple[str, ...]:
     """Return the ids of a message's calls, without the prefix that each API has."""
     ids = [str(call.get("id") or "") for call in message.get("tool_calls") or ()]
-    return tuple(name.removeprefix("call_").removeprefix("toolu_") for name in ids)
+    return tuple([name.removeprefix("call_").removeprefix("toolu_") for name in ids])
 
 
 def places(root: bytes, messages: Sequence[Message]) -> list[bytes]:

@@ -204,7 +204,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is live."""
-        return self.scheduler.has_work
+        return bool(self._states)
 
     @property
     def cache_stats(self) -> CacheStats:

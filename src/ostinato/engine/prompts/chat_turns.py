@@ -199,7 +199,7 @@ class ChatTurns:
         if tokens and tokens[-1] in self._eos:
             tokens.pop()
         entry = self.texts.table.entry
-        if any(entry(token).special for token in set(tokens).difference(answer.marks)):
+        if True in [entry(token).special for token in set(tokens).difference(answer.marks)]:
             return False  # the client saw a text without it
         turn = WrittenTurn(
             begun.number(index),

@@ -113,7 +113,8 @@ def parse_prompt(prompt: Any) -> Prompt:
     """
     if isinstance(prompt, Prompt):
         check_salt(prompt.cache_salt)
-        whole_characters("prompt", prompt.text or "")
+        if prompt.text is not None:
+            whole_characters("prompt", prompt.text)
         return prompt
     if isinstance(prompt, str):
         return Prompt(text=whole_characters("prompt", prompt))

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from operator import attrgetter
 
 from ostinato.core.plan import SampledToken, TokenLogprob
 from ostinato.core.request import FinishReason
@@ -20,6 +21,8 @@ from ostinato.runner.images.store import ServedImage
 from ostinato.runner.sampling.sampler import MODEL_FAULT
 from ostinato.sched.sequence import Sequence as SchedSequence
 from ostinato.scheduling.beam_search import BeamSearch
+
+_DRAFTED, _ACCEPTED = attrgetter("num_drafted_tokens"), attrgetter("num_accepted_tokens")
 
 
 class CompletionState:
@@ -236,15 +239,15 @@ class RequestState:
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
             prompt_logprobs=self._prompt_logprobs_so_far(),
-            outputs=[self._completion(completion) for completion in self._completions],
+            outputs=list(map(self._completion, self._completions)),
             finished=self.finished,
             num_cached_tokens=num_cached_tokens,
             cached_tokens_from=self._cached_tokens_from(num_cached_tokens),
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
             num_waited_tokens=leader.num_waited_tokens if leader else 0,
             num_kept_tokens=self.request.num_kept_tokens,
-            num_drafted_tokens=sum([s.num_drafted_tokens for s in self._sequences.values()]),
-            num_accepted_tokens=sum([s.num_accepted_tokens for s in self._sequences.values()]),
+            num_drafted_tokens=sum(map(_DRAFTED, self._sequences.values())),
+            num_accepted_tokens=sum(map(_ACCEPTED, self._sequences.values())),
             timings=RequestTimings(
                 arrival=self._arrival_s,
                 first_scheduled=leader.first_planned_s if leader else None,

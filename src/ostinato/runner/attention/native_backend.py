@@ -132,25 +132,21 @@ class StepTables:
 
     def __init__(self, metadata: AttentionMetadata, num_blocks: int) -> None:
         """Check the lengths of a step's arrays; the last of ``num_blocks`` pads tables."""
-        kept = starts, firsts, blocks, table_starts = (
-            _contiguous(metadata.starts),
-            _contiguous(metadata.first_positions),
-            _contiguous(metadata.blocks),
-            _contiguous(metadata.table_starts),
-        )
-        num = len(firsts)
-        assert len(starts) == len(table_starts) == num + 1, "an end for each"
+        num = len(metadata.first_positions)
+        ends = len(metadata.starts), len(metadata.table_starts)
+        assert ends == (num + 1, num + 1), "an end for each"
+        arrays = metadata.starts, metadata.first_positions, metadata.blocks, metadata.table_starts
+        self._kept = [  # usually without a copy
+            n if n.dtype is _INT64 and n.flags.c_contiguous else np.ascontiguousarray(n, np.int64)
+            for n in arrays
+        ]
         self.tables = Tables(
-            address_of(starts),
-            address_of(firsts),
-            address_of(blocks),
-            address_of(table_starts),
-            len(blocks),
+            *map(address_of, self._kept),
+            len(metadata.blocks),
             num,
             metadata.block_size,
             num_blocks,
         )
-        self._kept = kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,13 +186,6 @@ def plan_native(native: ctypes.CDLL, step: StepTables, rules: Rules) -> NativePl
         if needed <= size:
             return NativePlan(laid, memory, rules.section_keys)
         size = needed
-
-
-def _contiguous(numbers: Ints) -> Ints:
-    """Return a contiguous int64 array, usually without a copy."""
-    if numbers.dtype is _INT64 and numbers.flags.c_contiguous:
-        return numbers
-    return np.ascontiguousarray(numbers, dtype=np.int64)
 
 
 class NativeAttention:

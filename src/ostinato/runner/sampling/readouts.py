@@ -23,11 +23,12 @@ HIDDEN_STATE: tuple[int, ...] = ()
 
 def reads_hidden(plan: StepPlan) -> bool:
     """Return whether a sequence of a step reads hidden states."""
-    return any(
-        sequence.hidden_sum is not None
-        or (sequence.sample is not None and sequence.sample.params.readout == HIDDEN_STATE)
-        for sequence in plan.sequences
-    )
+    for sequence in plan.sequences:
+        task = sequence.sample
+        is_read = task is not None and task.params.readout == HIDDEN_STATE
+        if is_read or sequence.hidden_sum is not None:
+            return True
+    return False
 
 
 def hidden_sums(

@@ -15,7 +15,6 @@ from ostinato.core.errors import ConfigError
 from ostinato.engine.prompts.public_prefixes import ALL_PUBLIC
 from ostinato.server.access.keys import KeysFile, read_keys
 from ostinato.server.errors import ApiError
-from ostinato.tenants.terms import derive_salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +54,6 @@ class Caller:
     may_administer: bool = False
     limits: Limits = NO_LIMITS
     public_prefixes: tuple[str, ...] = ()
-
-    def narrow(self, cache_salt: str) -> str:
-        """Combine the caller's salt with a request's own.
-
-        The caller's comes first, so a request can never reach another caller's blocks.
-        """
-        return derive_salt(self.salt, cache_salt)
 
     def priority_of(self, priority: int) -> int:
         """Combine the caller's priority with the one that a request asks for.

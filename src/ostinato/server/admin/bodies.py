@@ -7,7 +7,7 @@ from ostinato.protocol.body import Body, Items
 from ostinato.protocol.chat import ChatMessage
 from ostinato.server.prompting import sender
 from ostinato.server.state import ServerState
-from ostinato.tenants.terms import LeaseTerms
+from ostinato.tenants.terms import LeaseTerms, derive_salt
 
 
 class TenantBody(Body):
@@ -56,7 +56,7 @@ class PrefixBody(TenantBody):
         caller = state.callers.named(self.tenant)
         return PromptDict(
             prompt_token_ids=await self.token_ids(state, sender(caller, self.cache_salt)),
-            cache_salt=caller.narrow(self.cache_salt),
+            cache_salt=derive_salt(caller.salt, self.cache_salt),
             public_prefixes=caller.public_prefixes,
         )
 

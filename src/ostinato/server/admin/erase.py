@@ -10,6 +10,7 @@ from ostinato.server.admin.bodies import EraseBody, ResetBody
 from ostinato.server.errors import ApiError
 from ostinato.server.state import StateDep
 from ostinato.server.telemetry.observer import salt_label
+from ostinato.tenants.terms import derive_salt
 
 router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 
@@ -29,7 +30,7 @@ async def erase(body: EraseBody, state: StateDep) -> dict[str, Any]:
     observers included.
     """
     caller = state.callers.named(body.tenant)
-    salt = caller.narrow(body.cache_salt)
+    salt = derive_salt(caller.salt, body.cache_salt)
     num_responses = state.responses.erase(salt)  # a tier may take long
     receipt = await state.llm.erase(salt, body.cancel_running)
     state.held_prefixes.erase(salt)  # their leases have ended

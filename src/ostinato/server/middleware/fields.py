@@ -22,6 +22,7 @@ from ostinato.protocol.volatile import Settled
 from ostinato.server.access.callers import Caller
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
+from ostinato.tenants.terms import derive_salt
 
 HEADERS = {
     "ignored_fields": "x-ostinato-ignored-fields",
@@ -113,7 +114,7 @@ async def set_aside(
     stabiliser = state.stabiliser
     if not stabiliser.reads(messages):
         return Settled([*messages])
-    salt = caller.narrow(cache_salt)
+    salt = derive_salt(caller.salt, cache_salt)
     settled = await state.llm.tokenizing.run(lambda: stabiliser.settle(messages), salt)
     request.app.state.metrics.set_aside(settled.counts, settled.late)
     request.state.set_aside = list(settled.counts)

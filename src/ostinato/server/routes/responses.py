@@ -39,6 +39,7 @@ from ostinato.server.serving import check_room
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, named_event
 from ostinato.server.usage import Usage
+from ostinato.tenants.terms import derive_salt
 
 ENDPOINT = "/v1/responses"
 
@@ -247,7 +248,7 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
     def _store(self, response: ResponseBody) -> None:
         caller, body = self.chat.caller, self.chat.body
         stored = StoredResponse(
-            salt=caller.narrow(body.cache_salt),
+            salt=derive_salt(caller.salt, body.cache_salt),
             body=response,
             messages=(*self.conversation, *self._writer.messages()),
             inputs=tuple(body.input_items()),

@@ -15,6 +15,7 @@ from ostinato.server.access.callers import CallerDep
 from ostinato.server.generation import adapter_of
 from ostinato.server.prompting import render_chat, sender
 from ostinato.server.state import StateDep
+from ostinato.tenants.terms import derive_salt
 
 router = APIRouter(tags=["tokens"])
 
@@ -62,7 +63,7 @@ async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> To
     adapter = adapter_of(state, body.model or state.config.model_names[0])
     if body.messages is not None:
         messages = [message.rendered() for message in body.messages]
-        salt, settle = caller.narrow(body.cache_salt), state.stabiliser.settle
+        salt, settle = derive_salt(caller.salt, body.cache_salt), state.stabiliser.settle
         settled = await state.llm.tokenizing.run(lambda: settle(messages), salt)
         prompt_context, rendered = await render_chat(state, caller, body, settled.messages, adapter)
         tokens = await state.llm.tokenizing.with_images(rendered, prompt_context.images)
