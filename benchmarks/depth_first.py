@@ -28,7 +28,7 @@ from ostinato.core.ids import SequenceId
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.waiting_queue import NumCachedTokens
-from ostinato.scheduling.longest_prefix import RankedOrder
+from ostinato.scheduling.ranked_orders import RankedOrder
 
 FOREST = -1
 """Depth of the fork at which identities part: nothing is shared between them."""

@@ -35,8 +35,7 @@ from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, 
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.learned_prices import LearnedPrices
-from ostinato.scheduling.longest_prefix import LongestPrefixFirst
-from ostinato.scheduling.shortest_first import ShortestFirst
+from ostinato.scheduling.ranked_orders import LongestPrefixFirst, ShortestFirst
 from ostinato.scheduling.step_timer import StepTimer
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
 from ostinato.tenants.cache_admin import CacheAdmin, Erasable, PublicPrefixes

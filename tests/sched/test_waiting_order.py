@@ -6,7 +6,7 @@ from ostinato.cache.manager import CacheManager
 from ostinato.core.request import FinishReason
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.waiting_queue import FirstComeFirstServed, RequestTable
-from ostinato.scheduling.longest_prefix import MAX_RANKED, LongestPrefixFirst
+from ostinato.scheduling.ranked_orders import MAX_RANKED, LongestPrefixFirst
 from tests.support.tiny_cache import tiny_cache
 from tests.support.tiny_scheduler import TinyScheduler, make_request, make_sequence, tiny_scheduler
 

@@ -11,7 +11,7 @@ from ostinato.core.ids import SequenceId
 from ostinato.plugins.faults import Faults
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.waiting_queue import NumCachedTokens
-from ostinato.scheduling.longest_prefix import RankedOrder
+from ostinato.scheduling.ranked_orders import RankedOrder
 
 
 class Ranking(Protocol):

@@ -132,9 +132,13 @@ class LearnedPrices:
     def _note_pace(self, key: tuple[int, int], work: Work, seconds: float) -> None:
         """Compare a step with earlier ones of its cell or the next, at prices of the difference."""
         tokens, pairs = key
-        near = [self._cells.get((tokens, pairs + more)) for more in (0, -1, 1)]
-        cell = next((c for c in near if c is not None and len(c.steps) >= WELL_MEASURED), None)
-        if cell is None or self._steady is None:
+        for near in (pairs, pairs - 1, pairs + 1):
+            cell = self._cells.get((tokens, near))
+            if cell is not None and len(cell.steps) >= WELL_MEASURED:
+                break
+        else:
+            return
+        if self._steady is None:
             return
         expected_s = cell.seconds * self._steady.seconds(work) / self._steady.seconds(cell.work)
         self._ratios.append(seconds / expected_s)
