@@ -115,8 +115,9 @@ class ChatMessage(OpenBody):
 
     def marks(self, ttl: str) -> list[LeaseTerms | None]:
         """Return for how long the prompt is kept up to each part; a text is one part."""
-        parts = self.content if isinstance(self.content, list) else []
-        terms = [part.terms(ttl) for part in parts] or [None]
+        terms: list[LeaseTerms | None] = [None]
+        if isinstance(self.content, list) and self.content:
+            terms = [part.terms(ttl) for part in self.content]
         if self.cache_control is not None:
             terms[-1] = self.cache_control.terms
         return terms

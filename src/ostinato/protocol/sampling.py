@@ -4,6 +4,7 @@ OpenAI's, vLLM's additions under vLLM's names, and our own for the cache. Types 
 ranges by ``SamplingParams``.
 """
 
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
@@ -188,10 +189,18 @@ class SamplerFields(OpenBody):
 
     def sampler(self) -> dict[str, Any]:
         """Return the keywords of ``SamplingParams``."""
-        names = [*SamplerFields.model_fields]
-        values = {name: getattr(self, name) for name in names}
+        values = dict(zip(_SAMPLER, attrgetter(*_SAMPLER)(self), strict=True))
         top_k = 0 if self.top_k == -1 else self.top_k
         return {**values, "top_k": top_k, "stop": self.stop or ()}
+
+
+_SAMPLER = [*SamplerFields.model_fields]
+_SAMPLING = (
+    "n", "bad_words", "allowed_token_ids", "prompt_logprobs", "prompt_logprob_start",
+    "truncate_prompt_tokens",
+    "include_stop_str_in_output", "skip_special_tokens", "stream_interval", "drafts",
+)  # fmt: skip
+"""Fields that are keywords of ``SamplingParams``."""
 
 
 class SamplingFields(SamplerFields, CacheFields):
@@ -301,12 +310,8 @@ class SamplingFields(SamplerFields, CacheFields):
 
     def sampler(self) -> dict[str, Any]:
         """Return the keywords of ``SamplingParams``, without those that only one API has."""
-        names = (
-            "n", "bad_words", "allowed_token_ids", "prompt_logprobs", "prompt_logprob_start",
-            "truncate_prompt_tokens",
-            "include_stop_str_in_output", "skip_special_tokens", "stream_interval", "drafts",
-        )  # fmt: skip
-        values = {**super().sampler(), **{name: getattr(self, name) for name in names}}
+        own = zip(_SAMPLING, attrgetter(*_SAMPLING)(self), strict=True)
+        values = {**super().sampler(), **dict(own)}
         if self.use_beam_search:
             width = self.n if self.beam_width is None else self.beam_width
             values["beams"] = Beams(width, self.length_penalty, self.early_stopping)

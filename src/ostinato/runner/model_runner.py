@@ -36,7 +36,7 @@ from ostinato.runner.kv.kv_store import StoreShape
 from ostinato.runner.kv.layer_groups import LayerGroups, one_group
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.sampling.logprobs import token_logprobs
-from ostinato.runner.sampling.readouts import hidden_sums, read_rows, reads_hidden, with_mean
+from ostinato.runner.sampling.readouts import HIDDEN_STATE, hidden_sums, read_rows, with_mean
 from ostinato.runner.sampling.sampler import Sampler
 from ostinato.runner.states.step import StateStep
 from ostinato.runner.states.store import StateStore
@@ -130,7 +130,7 @@ class ModelRunner:
         adapters = StepAdapters.of(plan, self.adapters) if self.adapters else None
         if laid_out is not None:
             adapters = adapted_ahead(adapters, laid_out.images, self.adapters)
-        hidden = HiddenRows() if reads_hidden(plan) else None
+        hidden = HiddenRows() if _reads_hidden(plan) else None
         more = laid_out, adapters, hidden, inputs.state_slots
         if self.whole_steps is not None and all(each is None for each in more):
             output = self.whole_steps.run(inputs, _tasks(plan))
@@ -244,6 +244,16 @@ class ModelRunner:
             return ()
         counts = [sequence.num_prompt_logprobs] * len(rows)
         return token_logprobs(logits, rows, sequence.prompt_targets, counts)
+
+
+def _reads_hidden(plan: StepPlan) -> bool:
+    """Return whether a sequence of a step reads hidden states."""
+    for sequence in plan.sequences:
+        task = sequence.sample
+        is_read = task is not None and task.params.readout == HIDDEN_STATE
+        if is_read or sequence.hidden_sum is not None:
+            return True
+    return False
 
 
 def _tasks(plan: StepPlan) -> list[SampleTask]:

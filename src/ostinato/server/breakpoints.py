@@ -76,6 +76,7 @@ async def measure(
     state: ServerState,
     prompt_context: Prompt,
     body: MarkedBody,
+    marks: Sequence[Breakpoint],
     tokens: TokenizedText,
     before: Sequence[Message] = (),
 ) -> list[Covered]:
@@ -85,6 +86,7 @@ async def measure(
         state: Server state.
         prompt_context: The prompt's sender, with its images.
         body: The conversation.
+        marks: Its marks, in order.
         tokens: The whole prompt.
         before: Messages that precede those of the body.
 
@@ -92,7 +94,7 @@ async def measure(
         RequestError: The template refuses a conversation that ends at a mark.
     """
     places = []
-    for mark in body.breakpoints():
+    for mark in marks:
         part = [*before, *body.conversation(mark.num_blocks)]
         settled = partial(state.stabiliser.settle, part)
         messages = (await state.llm.tokenizing.run(settled, prompt_context.cache_salt)).messages

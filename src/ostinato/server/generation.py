@@ -190,11 +190,13 @@ async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -
         chat: The conversation.
         before: Messages that precede those of the body.
     """
+    if not (marks := chat.body.breakpoints()):
+        return chat
     try:
-        kept = await measure(chat.state, chat.prompt, chat.body, chat.tokens, before)
+        kept = await measure(chat.state, chat.prompt, chat.body, marks, chat.tokens, before)
     except RequestError:
         return chat
-    return replace(chat, call=replace(chat.call, kept=tuple(kept))) if kept else chat
+    return replace(chat, call=replace(chat.call, kept=tuple(kept)))
 
 
 class Answer(Protocol[OutputT]):

@@ -21,16 +21,6 @@ HIDDEN_STATE: tuple[int, ...] = ()
 """The readout of a hidden state."""
 
 
-def reads_hidden(plan: StepPlan) -> bool:
-    """Return whether a sequence of a step reads hidden states."""
-    for sequence in plan.sequences:
-        task = sequence.sample
-        is_read = task is not None and task.params.readout == HIDDEN_STATE
-        if is_read or sequence.hidden_sum is not None:
-            return True
-    return False
-
-
 def hidden_sums(
     plan: StepPlan, rows: Sequence[range], hidden: HiddenRows
 ) -> dict[int, "array[float]"]:
@@ -85,7 +75,7 @@ def read_rows(
         if readout != HIDDEN_STATE:
             numbers = logits[index][list(readout)]
         else:
-            assert hidden is not None, "see reads_hidden"
+            assert hidden is not None, "the runner keeps what is read"
             numbers = hidden.rows[int(rows[index])]
         read.append(tuple(_with_numbers(token, numbers) for token in tokens))
     return read

@@ -63,7 +63,7 @@ async def create_message(
     check_room(state, caller, [call])
     settled = await set_aside(request, state, caller, body.cache_salt, body.conversation())
     chat = await add_prompt(state, caller, body, call, settled)
-    places = await measure(state, chat.prompt, body, chat.tokens)
+    places = await measure(state, chat.prompt, body, body.breakpoints(), chat.tokens)
     return await respond_to_chat(request, AnthropicAnswer(chat, places), body.stream)
 
 
