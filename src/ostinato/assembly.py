@@ -34,9 +34,8 @@ from ostinato.sched.step_planner import Drafts
 from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
-from ostinato.scheduling.learned_prices import LearnedPrices
+from ostinato.scheduling.learned_prices import LearnedPrices, StepTimer
 from ostinato.scheduling.ranked_orders import LongestPrefixFirst, ShortestFirst
-from ostinato.scheduling.step_timer import StepTimer
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
 from ostinato.tenants.cache_admin import CacheAdmin, Erasable, PublicPrefixes
 from ostinato.tenants.lease_book import LeaseBook

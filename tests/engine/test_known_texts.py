@@ -5,8 +5,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.engine.prompts.known_texts import MAX_ANSWERS, KnownTexts
-from ostinato.engine.text.tokenized_text import Places, TokenizedText
+from ostinato.engine.text.known_texts import MAX_ANSWERS, KnownTexts, Places, TokenizedText
 
 ANN, BOB = b"ann", b"bob"
 SIZE = 1024 + 4 * 5

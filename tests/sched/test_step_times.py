@@ -3,8 +3,8 @@
 import pytest
 
 from ostinato.core.ids import RequestId
+from ostinato.scheduling.learned_prices import FIRST_TOKENS
 from ostinato.scheduling.step_prices import StepPrices, Work
-from ostinato.scheduling.step_timer import FIRST_TOKENS
 from tests.support.timed_scheduler import PRICES, TimedScheduler
 from tests.support.tiny_scheduler import tiny_scheduler
 

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.scheduling.learned_prices import LearnedPrices, max_certain_tokens
+from ostinato.scheduling.learned_prices import MAX_LATE, LearnedPrices, max_certain_tokens
 from ostinato.scheduling.step_prices import StepPrices, Work, prompt_pairs
-from ostinato.scheduling.step_timer import MAX_LATE
 from ostinato.settings import PrefixCacheConfig, StateConfig
 from tests.support.timed_scheduler import PRICES, TimedScheduler
 

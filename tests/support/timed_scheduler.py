@@ -14,9 +14,8 @@ from typing import Any
 from ostinato.assembly import PrefixCache, build_cache, build_scheduler
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
-from ostinato.scheduling.learned_prices import LearnedPrices
+from ostinato.scheduling.learned_prices import LearnedPrices, StepTimer
 from ostinato.scheduling.step_prices import StepPrices, plan_work
-from ostinato.scheduling.step_timer import StepTimer
 from ostinato.settings import PrefixCacheConfig
 from tests.support.tiny_scheduler import make_request
 

@@ -4,8 +4,7 @@ Files in reading order:
 
 * ``step_prices``: what the work of a step costs
 * ``price_fit``: fits these prices to measured steps
-* ``learned_prices``: keeps them current, tells the machine's pace, and bounds what is not measured
-* ``step_timer``: bounds steps by time
+* ``learned_prices``: keeps them current, tells the machine's pace, and bounds steps by time
 * ``ranked_orders``: longest cached prefix first, or the prompt with the least left to compute
 * ``fair_share``: the tenant that was served least
 * ``held_requests``: passes over requests that wait for a load

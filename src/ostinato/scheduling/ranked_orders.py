@@ -31,7 +31,7 @@ from itertools import islice
 from ostinato.core.ids import SequenceId
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.waiting_queue import NumCachedTokens, StepRoom, WaitingOrder, by_arrival
-from ostinato.scheduling.step_timer import NO_WORK, StepMeter, StepTimer
+from ostinato.scheduling.learned_prices import NO_WORK, StepMeter, StepTimer
 
 MAX_RANKED = 512
 """Sequences that a ranked order looks at in one step, by arrival; each costs a look-up."""

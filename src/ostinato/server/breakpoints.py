@@ -13,7 +13,7 @@ from ostinato.core.errors import RequestError
 from ostinato.core.tokens import num_common_tokens
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
-from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.images.parts import images_in, without_sources
 from ostinato.protocol.answers import MessageUsage
 from ostinato.protocol.conversation import Message

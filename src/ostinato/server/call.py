@@ -8,7 +8,7 @@ from ostinato.engine.ledger.continuation import TurnReport
 from ostinato.engine.ledger.turns import OpenTurn
 from ostinato.engine.requests.prompts import Prompt, TokenIds
 from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.server.access.callers import Caller
 from ostinato.tenants.terms import LeaseTerms, derive_salt
 

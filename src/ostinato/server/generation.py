@@ -22,7 +22,7 @@ from ostinato.engine.prompts.chat_turns import WrittenAnswer
 from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.protocol.conversation import Message
 from ostinato.protocol.volatile import Settled
 from ostinato.server.access.callers import Caller

@@ -30,7 +30,7 @@ from ostinato.engine.grammar.thinking_budget import ThinkingBudget
 from ostinato.engine.prompts.chat_turns import RenderedChat
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.protocol.conversation import Message, ToolUse
 from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_formats import AnswerFormats

@@ -35,7 +35,7 @@ from ostinato.engine.requests.request_validation import (
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.requests.tenant_queue import TenantQueue
 from ostinato.engine.text.detokenizer import TokenTable
-from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.images.parts import images_in
 from ostinato.images.picture import Picture
 

@@ -9,7 +9,7 @@
     answer ─► note: tokens, meaning, call ids, under the place that the prompt ends ◄─┘
 
 A client sends an answer back as messages, and a chat template writes them anew: arguments with
-other spaces, no reasoning. The ledger decides the *text* of such a turn; ``prompts.known_texts``
+other spaces, no reasoning. The ledger decides the *text* of such a turn; ``text.known_texts``
 then gives a text the *tokens* that it had, as for every other text.
 
 Files in reading order:

@@ -5,7 +5,6 @@ Files in reading order:
 * ``chat``: from the caller's prompt or conversation to token ids
 * ``template_report``: what the chat template loses of earlier turns
 * ``next_prompt``: what is known of the prompt that follows an answer
-* ``known_texts``: which texts are known with their tokens, by tenant
 * ``image_worker``, ``image_decoder``: decode images within limits
 * ``image_prompts``: the images of a prompt, and their places among its tokens
 * ``text_tokenizer``: tokenizes only the part of a text that is not known

@@ -30,7 +30,7 @@ from ostinato.engine.ledger.seal import TurnName, TurnSeal
 from ostinato.engine.ledger.turns import Namespace, OpenTurn, TurnLedger, WrittenTurn
 from ostinato.engine.prompts.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.requests.prompts import Prompt
-from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.protocol.conversation import ASIDE
 from ostinato.settings import KeepReasoning
 

@@ -18,7 +18,7 @@ from ostinato.engine.requests.request_state import RequestState
 from ostinato.engine.requests.request_validation import PreparedRequest, tokenize
 from ostinato.engine.requests.scored_prompts import ScoredPrompts
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.runner.images.store import ServedImage
 from ostinato.runner.loaded_model import LoadedModel
 

@@ -40,10 +40,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ostinato.engine.prompts.known_texts import KnownTexts
 from ostinato.engine.requests.request_validation import refuse_long_text
 from ostinato.engine.text.detokenizer import Detokenizer, TokenTable
-from ostinato.engine.text.tokenized_text import Places, TokenizedText
+from ostinato.engine.text.known_texts import KnownTexts, Places, TokenizedText
 
 _MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}
 _NORMALIZERS = {

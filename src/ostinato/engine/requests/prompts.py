@@ -13,7 +13,7 @@ import numpy as np
 from ostinato.core.errors import RequestError
 from ostinato.engine.ledger.continuation import TurnReport
 from ostinato.engine.ledger.turns import OpenTurn
-from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.engine.text.known_texts import TokenizedText
 
 TokenIds = Sequence[int]
 

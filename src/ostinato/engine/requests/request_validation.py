@@ -21,8 +21,8 @@ from ostinato.engine.ledger.turns import OpenTurn
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.detokenizer import TokenTable
+from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.engine.text.stop_strings import StopStrings
-from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.errors import InvalidSamplingParams, PromptTooLong, RequestError, TokenOutOfRange
 from ostinato.runner.images.store import ServedImage
 from ostinato.runner.loaded_model import LoadedModel

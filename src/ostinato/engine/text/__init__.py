@@ -2,6 +2,6 @@
 
 Files in reading order:
 
-* ``tokenized_text``: a text with the tokens that stand for it
+* ``known_texts``: a text with the tokens that stand for it, and which texts are known, by tenant
 * ``detokenizer``, ``stop_strings``: from token ids to text, and to its end
 """
