@@ -102,7 +102,7 @@ class Traffic:
 
     def requests(self) -> list[tuple[float, list[int], int]]:
         """Serve sessions until the time is over; return arrivals, paths and output tokens."""
-        found = []
+        results = []
         while self.waiting and self.waiting[0].at_s < self.end_s:
             session = heapq.heappop(self.waiting)
             path = session.path
@@ -110,14 +110,14 @@ class Traffic:
             if len(path) > self.kind.summary:
                 path[:] = [*session.prefix, *self.new(self.kind.summary // 8)]
             outputs = int(self.rng.lognormvariate(5.0, 0.9))
-            found.append((session.at_s, path[:], outputs))
+            results.append((session.at_s, path[:], outputs))
             session.num_left -= 1
             if self.rng.random() < self.kind.sub_agents and not session.is_sub_agent:
                 self.start(session.at_s + 1.0, session.prefix, 1, sub_agent=True)
             if session.num_left > 0:
                 session.at_s += outputs / 50 + self.pause_s(session)
                 heapq.heappush(self.waiting, session)
-        return found
+        return results
 
     def pause_s(self, session: Session) -> float:
         """Draw the seconds until the next request: a tool's, or now and then a person's."""
@@ -135,13 +135,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hours", type=float, default=1.5)
     options = parser.parse_args()
-    found = Traffic(KINDS[options.kind], options.seed, options.hours).requests()
-    paths = [path for _, path, _ in found]
+    results = Traffic(KINDS[options.kind], options.seed, options.hours).requests()
+    paths = [path for _, path, _ in results]
     np.savez_compressed(
         options.out,
-        ts_ms=np.array([1e3 * at_s for at_s, _, _ in found], np.int64),
+        ts_ms=np.array([1e3 * at_s for at_s, _, _ in results], np.int64),
         input_len=np.array([BLOCK_TOKENS * len(path) + BLOCK_TOKENS // 2 for path in paths]),
-        output_len=np.array([outputs for _, _, outputs in found], np.int64),
+        output_len=np.array([outputs for _, _, outputs in results], np.int64),
         offsets=np.cumsum([0, *map(len, paths)]),
         ids=np.array([block for path in paths for block in path], np.int32),
     )

@@ -195,7 +195,7 @@ def contestants(
     scene: Scene, dtype: torch.dtype, isas: list[Isa], kv_dtype: torch.dtype | None
 ) -> dict[str, Callable[[Clock], float]]:
     """Who computes a scene, by name."""
-    found: dict[str, Callable[[Clock], float]] = {}
+    results: dict[str, Callable[[Clock], float]] = {}
     native = library()
     if native is not None:
         formats = [dtype] if kv_dtype is None else [dtype, kv_dtype]
@@ -208,11 +208,11 @@ def contestants(
         for isa in isas:
             for kept, paged in zip(formats, stores, strict=True):
                 name = isa.name if kept == dtype else f"{isa.name}, {_name(kept)} KV"
-                found[name] = partial(run_with, isa, paged)
-    found["tiled"] = Paged(scene, TorchAttention(), dtype).run
+                results[name] = partial(run_with, isa, paged)
+    results["tiled"] = Paged(scene, TorchAttention(), dtype).run
     if scene.num_sequences == 1:
-        found["sdpa"] = Gathered(scene, dtype).run
-    return found
+        results["sdpa"] = Gathered(scene, dtype).run
+    return results
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -229,7 +229,7 @@ def measure(
     for _ in range(rounds):
         for name, run in runs.items():
             times[name].append(run(clock))
-    return {name: median(found) for name, found in times.items()}
+    return {name: median(results) for name, results in times.items()}
 
 
 def main() -> None:
@@ -252,17 +252,17 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     kv_dtype = getattr(torch, options.kv_dtype) if options.kv_dtype else None
     clock = time.process_time if options.cpu_time else time.perf_counter
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     for scene in SCENES:
         if options.scene in scene.name:
             runs = contestants(scene, dtype, isas, kv_dtype)
-            found[scene.name] = measure(runs, options.rounds, clock)
-            _print(scene, found[scene.name], dtype, options)
-    write_json(options.json, found)
+            results[scene.name] = measure(runs, options.rounds, clock)
+            _print(scene, results[scene.name], dtype, options)
+    write_json(options.json, results)
 
 
 def _print(
-    scene: Scene, found: dict[str, float], dtype: torch.dtype, options: argparse.Namespace
+    scene: Scene, results: dict[str, float], dtype: torch.dtype, options: argparse.Namespace
 ) -> None:
     table = Table(
         title=f"{scene.name}: one layer, {options.dtype}, {options.threads} threads, "
@@ -271,14 +271,14 @@ def _print(
     table.add_column("attention")
     for column in ("ms", "GFLOP/s", "GB/s", "faster than tiled", "than sdpa"):
         table.add_column(column, justify="right")
-    for name, milliseconds in found.items():
+    for name, milliseconds in results.items():
         table.add_row(
             name,
             f"{milliseconds:.3f}",
             f"{scene.flops / milliseconds / 1e6:.0f}",
             f"{scene.num_bytes(torch.int8 if 'int8' in name else dtype) / milliseconds / 1e6:.1f}",
-            f"{found['tiled'] / milliseconds:.2f}",
-            f"{found['sdpa'] / milliseconds:.2f}" if "sdpa" in found else "",
+            f"{results['tiled'] / milliseconds:.2f}",
+            f"{results['sdpa'] / milliseconds:.2f}" if "sdpa" in results else "",
         )
     Console().print(table)
 

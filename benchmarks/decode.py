@@ -136,8 +136,8 @@ def measure(llm: LLM, num_requests: int, num_shared: int, rounds: int) -> Step:
             steps += watch.steps[SKIPPED:]  # prompts, and the first decode behind them
     finally:
         watch.end()
-    found = {part: median(step[part] for step in steps) for part in (*PARTS, "model", "step")}
-    return found | {"around": sum(found[part] for part in PARTS)}
+    results = {part: median(step[part] for step in steps) for part in (*PARTS, "model", "step")}
+    return results | {"around": sum(results[part] for part in PARTS)}
 
 
 def open_llm(checkpoint: str, num_requests: int, num_shared: int) -> LLM:
@@ -152,10 +152,10 @@ def open_llm(checkpoint: str, num_requests: int, num_shared: int) -> LLM:
     )
 
 
-def table_of(found: dict[str, Step]) -> Table:
+def table_of(results: dict[str, Step]) -> Table:
     """Lay the medians out."""
     table = Table("case", *PARTS, "around", "model", "step", "tokens/s", title="ms per decode step")
-    for case, step in found.items():
+    for case, step in results.items():
         cells = [f"{step[part]:.2f}" for part in (*PARTS, "around", "model", "step")]
         table.add_row(case, *cells, f"{1e3 * int(case.split('x')[0]) / step['step']:.1f}")
     return table
@@ -168,14 +168,14 @@ def main() -> None:
     parser.add_argument("--cases", default=CASES, help="requests x shared tokens, with commas")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    found: dict[str, Step] = {}
+    results: dict[str, Step] = {}
     for case in options.cases.split(","):
         num_requests, num_shared = map(int, case.split("x"))
         llm = open_llm(options.checkpoint, num_requests, num_shared)
-        found[case] = measure(llm, num_requests, num_shared, options.rounds)
+        results[case] = measure(llm, num_requests, num_shared, options.rounds)
         llm.close()
-    Console(width=160).print(table_of(found))
-    write_json(options.json, found)
+    Console(width=160).print(table_of(results))
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

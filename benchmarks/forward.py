@@ -141,12 +141,12 @@ def profile(runner: ModelRunner, scene: Scene) -> None:
     print(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=12))
 
 
-def report(found: dict[str, dict[str, list[float]]]) -> Table:
+def report(results: dict[str, dict[str, list[float]]]) -> Table:
     """Lay out medians and ratios."""
-    first, *others = next(iter(found.values()))
+    first, *others = next(iter(results.values()))
     table = Table("step", "tokens", first, *others, *(f"{name} x" for name in others))
-    for scene in (scene for scene in SCENES if scene.name in found):
-        seconds = found[scene.name]
+    for scene in (scene for scene in SCENES if scene.name in results):
+        seconds = results[scene.name]
         plain = seconds[first]
         cells = [
             f"{median(s) * 1e3:.1f} ms, {scene.num_computed / median(s):.0f}/s"
@@ -195,15 +195,15 @@ def main() -> None:
                 print(scene.name, name)
                 profile(runner, scene)
         return
-    found = {
+    results = {
         scene.name: measure(runners, scene, options.rounds, CLOCKS[options.clock])
         for scene in scenes
     }
-    Console(width=150).print(report(found))
+    Console(width=150).print(report(results))
     machine, load = platform.processor() or platform.machine(), os.getloadavg()[0]
     print(f"{options.dtype}, {options.threads} threads on {machine}, load {load:.1f}")
     print(f"{options.clock} clock")
-    write_json(options.json, {"scenes": [asdict(s) for s in scenes], "seconds": found})
+    write_json(options.json, {"scenes": [asdict(s) for s in scenes], "seconds": results})
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def cost_table() -> Table:
 
 
 @dataclass
-class Found:
+class Findings:
     """What was estimated of one size and policy, over all seeds.
 
     Attributes:
@@ -195,7 +195,7 @@ class Found:
 def watch(options: argparse.Namespace, requests: list[Request], setting: Settings) -> Table:
     """Serve a trace once per seed, and compare estimates with real caches."""
     stops = [*(stop for stop in STOPS if stop < len(requests)), len(requests)]
-    found: dict[tuple[float, PolicyName], Found] = {}
+    rows: dict[tuple[float, PolicyName], Findings] = {}
     really: dict[tuple[int, PolicyName], dict[int, float]] = {}
     gc.collect()
     gc.freeze()  # the requests
@@ -208,7 +208,7 @@ def watch(options: argparse.Namespace, requests: list[Request], setting: Setting
                 watched.ghost.catch_up()
             done = min(number + 50, len(requests))
             for ghost in watched.cache.stats.ghosts:
-                row = found.setdefault((ghost.memory, ghost.policy), Found())
+                row = rows.setdefault((ghost.memory, ghost.policy), Findings())
                 if len(row.first) <= seed:
                     row.first += [done] * (seed + 1 - len(row.first))
                 if done in stops:
@@ -218,7 +218,7 @@ def watch(options: argparse.Namespace, requests: list[Request], setting: Setting
                     error = 100 * (ghost.hit_ratio - really[other][done])
                     row.errors.setdefault(done, []).append(error)
                     row.widths.setdefault(done, []).append(100 * ghost.error)
-    return errors_table(options, stops, found)
+    return errors_table(options, stops, rows)
 
 
 def ratios(
@@ -246,14 +246,14 @@ def cut(request: Request, num_blocks: int) -> Request:
 
 
 def errors_table(
-    options: argparse.Namespace, stops: list[int], found: dict[tuple[float, PolicyName], Found]
+    options: argparse.Namespace, stops: list[int], rows: dict[tuple[float, PolicyName], Findings]
 ) -> Table:
     """Lay out mean error, greatest error and mean half width of the interval, in points."""
     title = f"{options.trace.stem}, {options.blocks:,} blocks: points wrong, mean / most ± said"
     table, all_errors = Table(title=title), dict[int, list[tuple[float, float]]]()
     for column in ("memory", "policy", "first", *(f"after {stop:,}" for stop in stops)):
         table.add_column(column, justify="left" if column == "policy" else "right")
-    for (times, policy), row in sorted(found.items(), key=lambda item: (item[0][0] == 1, item[0])):
+    for (times, policy), row in sorted(rows.items(), key=lambda item: (item[0][0] == 1, item[0])):
         cells = []
         for stop in stops:
             errors, widths = row.errors.get(stop, []), row.widths.get(stop, [])

@@ -291,7 +291,7 @@ def measure_by_turns(trees: list[Path], rounds: int) -> list[dict[str, float]]:
                 figures[place][name].append(value)
             bar.update()
     bar.close()
-    return [{name: min(values) for name, values in found.items()} for found in figures]
+    return [{name: min(values) for name, values in results.items()} for results in figures]
 
 
 def _one_round(tree: Path) -> dict[str, float]:
@@ -300,8 +300,8 @@ def _one_round(tree: Path) -> dict[str, float]:
     answer = subprocess.run(
         command, cwd=HERE.parent, env=environment, check=True, capture_output=True, text=True
     )
-    found: dict[str, float] = json.loads(answer.stdout)
-    return found
+    results: dict[str, float] = json.loads(answer.stdout)
+    return results
 
 
 def show(trees: list[Path], quickest: list[dict[str, float]]) -> None:

@@ -121,10 +121,10 @@ class Ours:
 
         def timed() -> list[RequestState]:
             begin_s = time.perf_counter()
-            found = step()
+            results = step()
             if is_decode[0]:
                 times.append(time.perf_counter() - begin_s)
-            return found
+            return results
 
         engine.step, engine.runner.execute = timed, noted
         self._generate([[*prefix, *each] for each in own], num_steps + 1)
@@ -188,21 +188,21 @@ def measure(engines: dict[str, Ours | Theirs], small: bool, rounds: int) -> dict
         return rng.integers(3, VOCAB_SIZE, num_tokens).tolist()
 
     num_shared, num_steps = (128, 3) if small else (2048, 16)
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    results: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for _ in range(rounds):
         prefix, own = draw(num_shared), [draw(64) for _ in range(17)]
         for name, engine in engines.items():
             engine.forget()
-            found["first cold"][name].append(_ms(engine.first_tokens, prefix, own[16:]))
+            results["first cold"][name].append(_ms(engine.first_tokens, prefix, own[16:]))
             engine.prepare(prefix)
-            found["first warm"][name].append(_ms(engine.first_tokens, prefix, own[:1]))
-            found["16 shared"][name].append(_ms(engine.first_tokens, prefix, own[:16]))
+            results["first warm"][name].append(_ms(engine.first_tokens, prefix, own[:1]))
+            results["16 shared"][name].append(_ms(engine.first_tokens, prefix, own[:16]))
             for number in (1, 16):
                 step_s = engine.decode(prefix, own[:number], num_steps)
-                found[f"decode {number}"][name].append(1e3 * step_s)
+                results[f"decode {number}"][name].append(1e3 * step_s)
     return {
         name: {engine: median(times) for engine, times in row.items()}
-        for name, row in found.items()
+        for name, row in results.items()
     }
 
 

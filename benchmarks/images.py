@@ -140,12 +140,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     given = parser.parse_args()
     with TemporaryDirectory() as folder, make_llm(Path(folder), given.layers, given.dtype) as llm:
-        found = measure(llm, given.rounds)
+        results = measure(llm, given.rounds)
         longest_ms, encoder_ms = beside(llm, given.rounds)
         console, path = Console(), str(llm.engine.compute_path)
-    cold = next(iter(found.values()))[0]
+    cold = next(iter(results.values()))[0]
     table = Table("prompt", "hits", "CPU time to the first token", "by the first", title=path)
-    for name, (ms, hits) in found.items():
+    for name, (ms, hits) in results.items():
         table.add_row(name, str(hits), f"{ms:,.0f} ms", f"{ms / cold:.3f}")
     console.print(table)
     console.print(

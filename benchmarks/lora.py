@@ -103,16 +103,16 @@ def measure(checkpoint: Path, num_requests: int, rank: int, rounds: int) -> dict
                 if number:  # the first round makes programs and reads weights
                     seen[kind].append(figures)
     print(llm.engine.compute_path)
-    found = {
+    results = {
         kind: {part: median(one[part] for one in each) for part in ("prefill", "decode")}
         for kind, each in seen.items()
     }
-    base = found["base"]
+    base = results["base"]
     ratios = {
-        f"{kind}/base": {part: found[kind][part] / base[part] for part in base}
+        f"{kind}/base": {part: results[kind][part] / base[part] for part in base}
         for kind in ("one", "mix")
     }
-    return found | ratios
+    return results | ratios
 
 
 def measure_specialists(checkpoint: Path, rank: int) -> dict[str, Figures]:
@@ -148,15 +148,15 @@ def main() -> None:
     parser.add_argument("--specialists", action="store_true")
     options = parser.parse_args()
     if options.specialists:
-        found = measure_specialists(options.checkpoint, options.rank)
+        results = measure_specialists(options.checkpoint, options.rank)
         table = Table("specialist", "computed tokens", "processor time, s")
     else:
-        found = measure(options.checkpoint, options.requests, options.rank, options.rounds)
+        results = measure(options.checkpoint, options.requests, options.rank, options.rounds)
         table = Table("", "prefill, tokens/s", "decode, tokens/s")
-    for kind, figures in found.items():
+    for kind, figures in results.items():
         table.add_row(kind, *(f"{figure:,.4g}" for figure in figures.values()))
     Console().print(table)
-    write_json(options.json, found)
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

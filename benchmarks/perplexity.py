@@ -41,7 +41,7 @@ def perplexity(llm: LLM, pieces: list[list[int]]) -> float:
     losses = []
     for output in llm.generate(pieces, params, use_tqdm=False):
         places = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
-        losses += [-found[token].logprob for token, found in places if found is not None]
+        losses += [-entries[token].logprob for token, entries in places if entries is not None]
     return math.exp(sum(losses) / len(losses))
 
 
@@ -65,9 +65,9 @@ def main() -> None:
     text, first = options.text.read_text("utf-8"), None
     for way in options.ways:
         with LLM(options.model, num_blocks=1024, enable_prefix_caching=False, **WAYS[way]) as llm:
-            found = perplexity(llm, pieces_of(llm, text, options.pieces, options.tokens))
-        first = first or found
-        print(f"{way:24} {found:9.4f} {found / first - 1:+.3%}", flush=True)
+            value = perplexity(llm, pieces_of(llm, text, options.pieces, options.tokens))
+        first = first or value
+        print(f"{way:24} {value:9.4f} {value / first - 1:+.3%}", flush=True)
 
 
 if __name__ == "__main__":

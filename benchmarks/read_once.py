@@ -145,7 +145,7 @@ def step_of(scene: Scene, tables: list["array[int]"]) -> StepPlan:
 
 def measure(scene: Scene, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Measure a scene: by kind of attention, milliseconds by setting and ratios to ``never``."""
-    found = {}
+    results = {}
     for name in options.backends:
         decode = Decode(scene, options.layers, name)
         runs: list[tuple[str, ReadOnce]] = [(setting, setting) for setting in SETTINGS]
@@ -157,15 +157,15 @@ def measure(scene: Scene, options: argparse.Namespace) -> dict[str, dict[str, An
                 time_ms = decode.run(setting, CLOCKS[options.clock])
                 if round_ >= 0:
                     times[label].append(time_ms)
-        found[name] = figures_of(times)
-    return found
+        results[name] = figures_of(times)
+    return results
 
 
 def figures_of(times: Times) -> dict[str, Any]:
     """Return the median of each setting, and quartiles of its ratio to ``never`` in each round."""
-    figures: dict[str, Any] = {label: median(found) for label, found in times.items()}
-    for label, found in times.items():
-        ratios = [one / other for one, other in zip(found, times["never"], strict=True)]
+    figures: dict[str, Any] = {label: median(results) for label, results in times.items()}
+    for label, results in times.items():
+        ratios = [one / other for one, other in zip(results, times["never"], strict=True)]
         quarters = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         figures[f"{label} / never"] = quarters
     return figures
@@ -209,7 +209,7 @@ def main() -> None:
         use_isa(native, Isa[options.isa])
     isa = options.isa or (best_isa(native).name if native is not None else "none")
     scenes = tuple(sweep(options)) if options.sweep else SCENES
-    found = {
+    results = {
         scene.name: {**asdict(scene), "attention": measure(scene, options)}
         for scene in tqdm(scenes, unit="scene")
     }
@@ -217,18 +217,18 @@ def main() -> None:
         f"{options.layers} layers, {options.threads} threads, {options.clock} clock, "
         f"{platform.machine()} with {isa}, {options.rounds} rounds"
     )
-    show(found, how)
-    write_json(options.json, found)
+    show(results, how)
+    write_json(options.json, results)
     if options.plot is not None:
-        draw(found, how, options.plot)
+        draw(results, how, options.plot)
 
 
-def show(found: dict[str, dict[str, Any]], how: str) -> None:
+def show(results: dict[str, dict[str, Any]], how: str) -> None:
     """Print a table, and which scene is the worst."""
     table = Table("sequences", "attention", title=f"Attention of one decode step: {how}")
     for column in (*SETTINGS, *(f"{label} / never" for label in LABELS)):
         table.add_column(column, justify="right", no_wrap=True)
-    rows = [(name, *row) for name, scene in found.items() for row in scene["attention"].items()]
+    rows = [(name, *row) for name, scene in results.items() for row in scene["attention"].items()]
     for name, backend, row in rows:
         times = [f"{row[setting]:.2f} ms" for setting in SETTINGS]
         table.add_row(name, backend, *times, *map(_spread, (row[f"{la} / never"] for la in LABELS)))
@@ -245,14 +245,14 @@ def _spread(quarters: list[float]) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def draw(found: dict[str, dict[str, Any]], how: str, path: Path) -> None:
+def draw(results: dict[str, dict[str, Any]], how: str, path: Path) -> None:
     """Draw ``auto / never`` by decodes and shared tokens, beside ``never`` against itself."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    scenes = list(found.values())
+    scenes = list(results.values())
     owns = sorted({scene["private"] for scene in scenes})
     decodes = sorted({scene["num_sequences"] for scene in scenes})
     shared = sorted({scene["shared"] for scene in scenes})

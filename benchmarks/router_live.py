@@ -49,7 +49,7 @@ def main() -> None:
 
 
 @dataclass
-class _Found:
+class _Totals:
     """Tokens of all prompts, and where they were computed."""
 
     prompt: int = 0
@@ -66,15 +66,15 @@ class _Found:
         return max(self.computed.values()) * len(self.computed) / sum(self.computed.values())
 
 
-def _print(name: str, found: _Found, pooled: _Found) -> None:
-    wrong = (found.expected - found.cached) / found.prompt
+def _print(name: str, results: _Totals, pooled: _Totals) -> None:
+    wrong = (results.expected - results.cached) / results.prompt
     print(
-        f"{name:14}{found.ratio:>10.3f}{found.ratio / pooled.ratio:>13.1%}"
-        f"{found.imbalance:>11.2f}{wrong:>18.3f}"
+        f"{name:14}{results.ratio:>10.3f}{results.ratio / pooled.ratio:>13.1%}"
+        f"{results.imbalance:>11.2f}{wrong:>18.3f}"
     )
 
 
-def _measure(given: argparse.Namespace, num_engines: int, policy: str, blocks: int) -> _Found:
+def _measure(given: argparse.Namespace, num_engines: int, policy: str, blocks: int) -> _Totals:
     with contextlib.ExitStack() as stack:
         ports = [free_port() for _ in range(num_engines)]
         for port in ports:
@@ -89,14 +89,14 @@ def _measure(given: argparse.Namespace, num_engines: int, policy: str, blocks: i
         for number, port in enumerate(ports):
             arguments += ["--worker", f"http://127.0.0.1:{port},name=engine-{number}"]
         stack.enter_context(_process(arguments))
-        found = _Found(computed={f"engine-{n}": 0 for n in range(num_engines)})
-        asyncio.run(_converse(given, router, found))
-        return found
+        results = _Totals(computed={f"engine-{n}": 0 for n in range(num_engines)})
+        asyncio.run(_converse(given, router, results))
+        return results
 
 
-async def _converse(given: argparse.Namespace, port: int, found: _Found) -> None:
+async def _converse(given: argparse.Namespace, port: int, results: _Totals) -> None:
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-        await _await_workers(session, len(found.computed))
+        await _await_workers(session, len(results.computed))
         chance, waiting = random.Random(0), asyncio.Semaphore(4)
 
         async def talk(number: int) -> None:
@@ -105,22 +105,22 @@ async def _converse(given: argparse.Namespace, port: int, found: _Found) -> None
             for _ in range(given.turns):
                 text += f"\nROMEO: {letters} {chance.choice(_LINES)}\nJULIET:"
                 async with waiting:
-                    text += await _turn(session, text, f"talk-{number}", found)
+                    text += await _turn(session, text, f"talk-{number}", results)
 
         await asyncio.gather(*(talk(number) for number in range(given.conversations)))
 
 
-async def _turn(session: aiohttp.ClientSession, text: str, name: str, found: _Found) -> str:
+async def _turn(session: aiohttp.ClientSession, text: str, name: str, results: _Totals) -> str:
     body = {"model": "tiny-shakespeare", "prompt": text, "max_tokens": 24, "temperature": 0}
     headers = {"x-session-id": name}
     async with session.post("/v1/completions", json=body, headers=headers) as answer:
         told: dict[str, Any] = await answer.json()
         usage, worker = told["usage"], answer.headers["x-ostinato-worker"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        found.prompt += usage["prompt_tokens"]
-        found.cached += cached
-        found.expected += int(answer.headers["x-ostinato-expected-cached-tokens"])
-        found.computed[worker] += usage["prompt_tokens"] - cached
+        results.prompt += usage["prompt_tokens"]
+        results.cached += cached
+        results.expected += int(answer.headers["x-ostinato-expected-cached-tokens"])
+        results.computed[worker] += usage["prompt_tokens"] - cached
         return str(told["choices"][0]["text"])
 
 

@@ -84,14 +84,14 @@ class Scene:
     def arrivals(self) -> list[tuple[float, str]]:
         """Return when what arrives, after the streams."""
         rng, now_s = random.Random(self.seed), 1.0
-        found: list[tuple[float, str]] = []
+        results: list[tuple[float, str]] = []
         while (now_s := now_s + rng.expovariate(1 / self.hit_gap_s)) < self.seconds:
-            found.append((now_s, "hit"))
+            results.append((now_s, "hit"))
         due_s = self.long_at_s
         while due_s < self.seconds:
-            found.append((due_s, "long"))
+            results.append((due_s, "long"))
             due_s += self.long_every_s
-        return sorted(found)
+        return sorted(results)
 
     @property
     def kv_tokens(self) -> int:
@@ -312,7 +312,7 @@ def simulated_run(
     trace = TraceBuilder(requests).build("strangers", BLOCK)
     cache = PrefixCacheConfig(scene.kv_tokens // BLOCK, BLOCK)
     replica = TimedReplica(trace, cache, config, CostModel(*prices))
-    found: dict[str, list[float]] = {
+    results: dict[str, list[float]] = {
         name: [] for name in ("prefix", "stream", "hit", "long", "gaps")
     }
     last_s: dict[int, float] = {}
@@ -329,13 +329,13 @@ def simulated_run(
             at_s, kind = arrivals[number]
             tokens += 1
             if number not in last_s:
-                found[kind].append(replica.now_s - at_s)
+                results[kind].append(replica.now_s - at_s)
                 tokens += {"hit": scene.tail, "long": scene.long}.get(kind, 0)
             elif kind == "stream":
-                found["gaps"].append(replica.now_s - last_s[number])
+                results["gaps"].append(replica.now_s - last_s[number])
             last_s[number] = replica.now_s
             left -= update.sequence.finish_reason is not None and kind != "stream"
-    return found | {
+    return results | {
         "tokens": [tokens],
         "seconds": [replica.now_s - arrivals[-1][0] + scene.seconds],
     }

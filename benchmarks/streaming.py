@@ -94,11 +94,11 @@ def _sample(worker: WorkerProcess, talks: list[Talk]) -> Sample:
 
 
 def _rows(samples: dict[str, list[Sample]]) -> list[list[str]]:
-    base, found = samples["LLM.generate"], []
+    base, results = samples["LLM.generate"], []
     for way, taken in samples.items():
         behind = median(1 - own.rate / first.rate for own, first in zip(taken, base, strict=True))
         goal = f"{GOALS[way]:.0%}" if way in GOALS else ""
-        found.append(
+        results.append(
             [
                 way,
                 f"{median(sample.rate for sample in taken):.1f}",
@@ -107,7 +107,7 @@ def _rows(samples: dict[str, list[Sample]]) -> list[list[str]]:
                 f"{median(sample.cpu_ms for sample in taken):.2f}",
             ]
         )
-    return found
+    return results
 
 
 def _started(way: str, options: argparse.Namespace, logs: Path) -> WorkerProcess:

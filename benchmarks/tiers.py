@@ -71,21 +71,21 @@ def compute_and_write(sizes: dict[str, Any], model: Path, folder: Path) -> dict[
 
     llm = LLM(model, **settings(sizes, folder))
     first_token_s(llm, prompt(sizes, 99, 64, "warm-up"))  # kernels chosen, memory touched
-    found: dict[str, Any] = {"computed": [], "pool": []}
+    results: dict[str, Any] = {"computed": [], "pool": []}
     for number in range(NUM_PROMPTS):
         for kind in ("computed", "pool"):
             tokens = prompt(sizes, number, sizes["usual"], kind)
-            found[kind].append(first_token_s(llm, tokens)[0])
+            results[kind].append(first_token_s(llm, tokens)[0])
     for kind in ("computed", "pool"):
         tokens = prompt(sizes, 0, sizes["long"], kind)
-        found[f"{kind}_long"] = first_token_s(llm, tokens)[0]
+        results[f"{kind}_long"] = first_token_s(llm, tokens)[0]
     begun_s = time.perf_counter()
     llm.engine.tiers.stores.queue_everything()
     llm.engine.tiers.stores.flush(120.0)  # closing alone has 20 s, which a slow disk may exceed
     llm.close()
-    found["close_s"] = time.perf_counter() - begun_s
-    found["written_bytes"] = sum(p.stat().st_size for p in (folder / "prompts").rglob("*"))
-    return found
+    results["close_s"] = time.perf_counter() - begun_s
+    results["written_bytes"] = sum(p.stat().st_size for p in (folder / "prompts").rglob("*"))
+    return results
 
 
 def load(
@@ -96,7 +96,7 @@ def load(
 
     begun_s = time.perf_counter()
     llm = LLM(model, **settings(sizes, folder))
-    found: dict[str, Any] = {"disk": [], "pool": [], "open_s": time.perf_counter() - begun_s}
+    results: dict[str, Any] = {"disk": [], "pool": [], "open_s": time.perf_counter() - begun_s}
     first_token_s(llm, prompt(sizes, 98, 64, "warm-up"))
     for path in () if is_cold else folder.rglob("*"):
         if path.is_file():
@@ -106,11 +106,11 @@ def load(
             drop_from_page_cache(folder)
         took_s, origin = first_token_s(llm, prompt(sizes, number, length, "disk"))
         assert origin.get("disk", 0) == length, origin
-        found["disk"].append(took_s)
-        found["pool"].append(first_token_s(llm, prompt(sizes, number, length, "again"))[0])
-    found["bytes_per_s"] = llm.engine.tiers.counts.load_bytes_per_s
+        results["disk"].append(took_s)
+        results["pool"].append(first_token_s(llm, prompt(sizes, number, length, "again"))[0])
+    results["bytes_per_s"] = llm.engine.tiers.counts.load_bytes_per_s
     llm.engine.tiers.stop()  # nothing is new
-    return found
+    return results
 
 
 def drop_from_page_cache(folder: Path) -> None:
@@ -131,20 +131,20 @@ def converse(sizes: dict[str, Any], model: Path, folder: Path) -> dict[str, Any]
         "without": AsyncLLM(model, **more),
         "with": AsyncLLM(model, **more, kv_disk=folder / "chats", kv_disk_bytes=2**34),
     }
-    found: dict[str, Any] = {name: [] for name in engines}
+    results: dict[str, Any] = {name: [] for name in engines}
     for llm in engines.values():
         asyncio.run(serve(llm, conversations(1, 0)))
     for seed in range(1, 1 + sizes["chat_rounds"]):
         for name in sorted(engines, reverse=bool(seed % 2)):
             seconds = asyncio.run(serve(engines[name], conversations(sizes["chat_turns"], seed)))
-            found[name].append(seconds)
+            results[name].append(seconds)
     stores = engines["with"].engine.tiers.stores
-    found["copied_bytes"] = stores.copied_bytes
-    found["copy_s"], found["write_s"] = stores.copy_s, stores.write_s
+    results["copied_bytes"] = stores.copied_bytes
+    results["copy_s"], results["write_s"] = stores.copy_s, stores.write_s
     for llm in engines.values():
         asyncio.run(llm.reset_prefix_cache())  # so that closing writes nothing
         llm.shutdown()
-    return found
+    return results
 
 
 def report(

@@ -99,11 +99,11 @@ def measure(config: Mapping[str, Any], lengths: Sequence[int]) -> list[Held]:
 
 def bytes_per_block(sized: KVBytes) -> dict[int | None, int]:
     """Return bytes of one block by window; None is full attention."""
-    found: dict[int | None, int] = {}
+    results: dict[int | None, int] = {}
     for group in sized.groups:
         window = group.layer.window_tokens
-        found[window] = found.get(window, 0) + group.token_bytes * BLOCK_SIZE
-    return found
+        results[window] = results.get(window, 0) + group.token_bytes * BLOCK_SIZE
+    return results
 
 
 def print_table(name: str, rows: Sequence[Held]) -> None:

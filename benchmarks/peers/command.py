@@ -15,7 +15,7 @@ from benchmarks.peers.checkpoint import SMOLLM2, make_checkpoint, make_smollm2, 
 from benchmarks.peers.machine import available_gib, stamp, touch_memory
 from benchmarks.peers.measures import Measure, named
 from benchmarks.peers.samples import FULL, QUICK
-from benchmarks.peers.session import NEEDED_GIB, Found, Plan, Session
+from benchmarks.peers.session import NEEDED_GIB, Findings, Plan, Session
 from benchmarks.peers.shapes import SHAPES, SMALL, Shape
 from ostinato.errors import ModelError
 
@@ -41,18 +41,18 @@ def main(description: str | None = None, arguments: list[str] | None = None) -> 
         console.print(f"{engine.title} ({engine.name}) is not installed, and is left out")
     touched_gib = 0.0 if options.quick else min(options.touch_gib, available_gib() / 2)
     console.print(f"{touched_gib:.0f} GiB touched in {touch_memory(touched_gib):.0f} s")
-    found: dict[str, Any] = {"stamp": stamp(options.threads), "quick": options.quick}
-    found["absent"] = [engine.name for engine in absent]
-    found |= {"warnings": warnings, "checkpoint": options.checkpoint}
-    found["weight_bits"] = options.weight_bits
+    findings: dict[str, Any] = {"stamp": stamp(options.threads), "quick": options.quick}
+    findings["absent"] = [engine.name for engine in absent]
+    findings |= {"warnings": warnings, "checkpoint": options.checkpoint}
+    findings["weight_bits"] = options.weight_bits
 
-    def keep(so_far: Found) -> None:
-        found.update(report.as_json(plan, so_far))
-        (options.out / "found.json").write_text(json.dumps(found, indent=1))
+    def keep(so_far: Findings) -> None:
+        findings.update(report.as_json(plan, so_far))
+        (options.out / "found.json").write_text(json.dumps(findings, indent=1))
 
     Session(plan, console.print).run(keep)
-    report.show(found, console)
-    report.plot(found, options.out / "found.png")
+    report.show(findings, console)
+    report.plot(findings, options.out / "found.png")
     console.print(f"written: {options.out / 'found.json'}, {options.out / 'found.png'}")
     return 0
 

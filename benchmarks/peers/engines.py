@@ -112,13 +112,13 @@ def serving_engines(weight_bits: int = 16, kv_bits: int = 16) -> list[Engine]:
     if weight_bits == kv_bits == 16:
         return [OURS, OURS_NEVER, OURS_STREAMED, *PEERS]
     bases = {engine.name: engine for engine in (OURS, *PEERS)}
-    found = []
+    variants = []
     for name, settings in WEIGHTS[weight_bits].items():
         base = bases[re.split("[@:]", name)[0]]
         kv = KV_OF_8_BITS[base.name] if kv_bits == 8 else {}
         title = ", ".join([base.title, *settings.values(), *(["8-bit KV"] if kv else [])])
-        found.append(replace(base, name=name, title=title, settings={**settings, **kv}))
-    return found
+        variants.append(replace(base, name=name, title=title, settings={**settings, **kv}))
+    return variants
 
 
 def parse_variant(text: str) -> Engine:
@@ -219,9 +219,9 @@ def _preloads_of_vllm(python: Path) -> dict[str, list[Path]]:
 
 def _environment_of_vllm(python: Path, threads: int) -> dict[str, str]:
     """One process, its threads on cores of their own, tcmalloc and Intel's OpenMP preloaded."""
-    found = [path for paths in _preloads_of_vllm(python).values() for path in paths]
+    libraries = [path for paths in _preloads_of_vllm(python).values() for path in paths]
     return {
-        "LD_PRELOAD": os.pathsep.join(map(str, found)),
+        "LD_PRELOAD": os.pathsep.join(map(str, libraries)),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}" if threads > 1 else "0",
         "VLLM_CPU_KVCACHE_SPACE": "3",

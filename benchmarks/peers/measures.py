@@ -161,14 +161,14 @@ def named(names: list[str]) -> list[Measure]:
     return [m for m in MEASURES if not names or m.name in names or m.kind in names]
 
 
-def goal_of(name: str, found: Mapping[str, Any]) -> float | None:
+def goal_of(name: str, findings: Mapping[str, Any]) -> float | None:
     """Return what a measure of a run aims at; None where there is no goal for such a run."""
-    is_random, bits = found.get("checkpoint", "random") == "random", found.get("weight_bits", 16)
-    if found["quick"]:
+    bits = findings.get("weight_bits", 16)
+    if findings["quick"]:
         return None
     if name.startswith("http_"):
         return GOALS["http"].get(name)
-    if not is_random and not name.startswith("manager_"):
+    if findings.get("checkpoint", "random") != "random" and not name.startswith("manager_"):
         return None
-    kind = next((flag for flag in reversed(found["stamp"]["flags"]) if flag in GOALS), "")
+    kind = next((flag for flag in reversed(findings["stamp"]["flags"]) if flag in GOALS), "")
     return GOALS.get(kind if bits == 16 else f"int{bits}", {}).get(name)

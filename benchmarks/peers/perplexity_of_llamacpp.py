@@ -40,9 +40,9 @@ def main() -> None:
     pieces = _pieces(network, options.text.read_text("utf-8"), options.pieces, options.tokens)
     first = None
     for kv in options.kv:
-        found = _perplexity(network, pieces, KV_TYPES[kv], options.threads)
-        first = first or found
-        print(f"{kv:24} {found:9.4f} {found / first - 1:+.3%}", flush=True)
+        value = _perplexity(network, pieces, KV_TYPES[kv], options.threads)
+        first = first or value
+        print(f"{kv:24} {value:9.4f} {value / first - 1:+.3%}", flush=True)
 
 
 def _pieces(network: Any, text: str, num_pieces: int, num_tokens: int) -> list[list[int]]:

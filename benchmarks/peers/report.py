@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.peers.measures import Measure, goal_of
-from benchmarks.peers.session import Found, Plan
+from benchmarks.peers.session import Findings, Plan
 
 BUSY = 0.1
 """Cores that others took during a sample, above which it stands with a mark."""
@@ -33,33 +33,33 @@ _COLUMNS = {
 OURS = ("ours", "ours-server", "ours-manager")
 """Names of ours without a variant, in the measures of each kind."""
 
-FoundJson = dict[str, Any]
+FindingsJson = dict[str, Any]
 Row = dict[str, Any]
 
 
-def as_json(plan: Plan, found: Found) -> FoundJson:
+def as_json(plan: Plan, findings: Findings) -> FindingsJson:
     """Put what was found into plain lists and dicts, measure by measure."""
     titles = {engine.name: engine.title for engine in plan.engines}
-    rows = [_row(measure, found) for measure in plan.measures if measure.name in found.samples]
+    rows = [_row(each, findings) for each in plan.measures if each.name in findings.samples]
     return {
         "settings": plan.settings,
         "repetitions": plan.repetitions,
         "titles": titles,
-        "engines": found.engines,
-        "agreement": agreement(found),
+        "engines": findings.engines,
+        "agreement": agreement(findings),
         "measures": rows,
     }
 
 
-def _row(measure: Measure, found: Found) -> Row:
-    samples = found.samples[measure.name]
+def _row(measure: Measure, findings: Findings) -> Row:
+    samples = findings.samples[measure.name]
     row: Row = {
         "name": measure.name,
         "title": measure.title,
         "unit": measure.unit,
         "more_is_better": measure.more_is_better,
         "figures": {name: _figure(taken) for name, taken in samples.items()},
-        "left_out": found.left_out[measure.name],
+        "left_out": findings.left_out[measure.name],
         "samples": samples,
     }
     row["ratios"] = ratios(row)
@@ -109,9 +109,9 @@ def best_peer(row: Row) -> str | None:
     return max(peers, key=lambda name: _speed(row, name), default=None)
 
 
-def goal_line(row: Row, found: FoundJson) -> tuple[str, str] | None:
+def goal_line(row: Row, findings: FindingsJson) -> tuple[str, str] | None:
     """Say a row's goal and whether it is met; None where it has none."""
-    factor, best = goal_of(row["name"], found), best_peer(row)
+    factor, best = goal_of(row["name"], findings), best_peer(row)
     if factor is None:
         return None
     ratio = row["ratios"].get(best) if best else None
@@ -119,18 +119,18 @@ def goal_line(row: Row, found: FoundJson) -> tuple[str, str] | None:
     return f"≥ {factor:.2f} × the best", word
 
 
-def agreement(found: Found) -> dict[str, float]:
+def agreement(findings: Findings) -> dict[str, float]:
     """Which share of the first prompts' greedy tokens each engine has in common with a yardstick.
 
     The yardstick is ``transformers`` if it is there, else ours. An engine that rounds otherwise
     may leave the common path and not come back, so only tokens before the first difference count.
     """
-    yardstick = next((name for name in ("transformers", "ours") if name in found.engines), None)
+    yardstick = next((name for name in ("transformers", "ours") if name in findings.engines), None)
     if yardstick is None:
         return {}
-    wanted = found.engines[yardstick]["first_outputs"]
+    wanted = findings.engines[yardstick]["first_outputs"]
     shares = {}
-    for name, engine in found.engines.items():
+    for name, engine in findings.engines.items():
         if any(engine["first_outputs"]):
             pairs = zip(engine["first_outputs"], wanted, strict=True)
             same = [_common(one, other) / len(other) for one, other in pairs]
@@ -145,22 +145,22 @@ def _common(one: list[int], other: list[int]) -> int:
     return min(len(one), len(other))
 
 
-def show(found: FoundJson, console: Console) -> None:
+def show(findings: FindingsJson, console: Console) -> None:
     """Print the stamp, a table for every measure, no wider than 80 columns, and what was left out.
 
     A ratio says how many times as fast ours is; ``others`` are the cores that other programs took.
     """
-    console.print(stamp_line(found), highlight=False)
-    for name, engine in found.get("engines", {}).items():
+    console.print(stamp_line(findings), highlight=False)
+    for name, engine in findings.get("engines", {}).items():
         console.print(f"{name}: {settings_line(engine['settings'])}", highlight=False)
-    for row in found["measures"]:
+    for row in findings["measures"]:
         title = Text(f"\n{row['title']}, {row['unit']}", style="bold")
         console.print(title, _row_table(row), sep="\n")
-        if goal := goal_line(row, found):
+        if goal := goal_line(row, findings):
             console.print(f"goal {': '.join(goal)}", highlight=False)
         for name, reason in row["left_out"].items():
             console.print(f"without {name}: {reason}", highlight=False)
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in found["agreement"].items())
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in findings["agreement"].items())
     console.print(f"\nGreedy tokens in common with the yardstick: {shares}", highlight=False)
 
 
@@ -199,9 +199,9 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def stamp_line(found: FoundJson) -> str:
+def stamp_line(findings: FindingsJson) -> str:
     """One sentence about machine and run."""
-    stamp = found["stamp"]
+    stamp = findings["stamp"]
     flags = ", ".join(stamp["flags"]) or "no vector extension of note"
     return (
         f"{stamp['processor']} ({flags}), {stamp['cores']} cores, {stamp['memory_gib']} GiB, "
@@ -210,15 +210,15 @@ def stamp_line(found: FoundJson) -> str:
     )
 
 
-def plot(found: FoundJson, path: Path) -> None:
+def plot(findings: FindingsJson, path: Path) -> None:
     """Draw how many times as fast ours is as each other engine, one group per measure."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [row for row in found["measures"] if row["ratios"]]
-    titles = {name: found["titles"].get(name, name) for row in rows for name in row["ratios"]}
+    rows = [row for row in findings["measures"] if row["ratios"]]
+    titles = {name: findings["titles"].get(name, name) for row in rows for name in row["ratios"]}
     names = list(dict.fromkeys(titles.values()))  # an engine and its manager have one colour
     figure, axes = pyplot.subplots(
         figsize=(9, 1.5 + 0.18 * sum(len(r["ratios"]) + 1 for r in rows))

@@ -147,8 +147,8 @@ class HttpRouter(Peer):
         caller = threading.Thread(target=self._call, args=(number,), daemon=True)
         self._callers[number] = caller
         caller.start()
-        found, place = self._arrived.get(timeout=PATIENCE_S)
-        assert found == number, "one request is routed at a time"
+        request, place = self._arrived.get(timeout=PATIENCE_S)
+        assert request == number, "one request is routed at a time"
         return place
 
     def first_token(self, number: int, now_s: float) -> None:

@@ -102,7 +102,7 @@ def _is_able(engine: Engine, measure: Measure) -> bool:
 
 
 @dataclass
-class Found:
+class Findings:
     """What a session has found so far.
 
     Attributes:
@@ -160,28 +160,28 @@ class Session:
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         """Start nothing yet; ``say`` gets a line for everything that happens."""
-        self.plan, self.say, self.found = plan, say, Found()
+        self.plan, self.say, self.findings = plan, say, Findings()
         self._running: dict[Engine, WorkerProcess] = {}
         self._broken: dict[Engine, str] = {}
         self._start = time.monotonic()
 
-    def run(self, after_measure: Callable[[Found], None]) -> Found:
+    def run(self, after_measure: Callable[[Findings], None]) -> Findings:
         """Take all measures; what was found is handed over after each."""
         try:
             for place, measure in enumerate(self.plan.measures):
                 self._take(measure)
-                after_measure(self.found)
+                after_measure(self.findings)
                 later = self.plan.measures[place + 1 :]
                 needed = {engine for each in later for engine in self.plan.engines_of(each)}
                 self._end(set(self._running) - needed)
         finally:
             self._end(set(self._running))
-        return self.found
+        return self.findings
 
     def _take(self, measure: Measure) -> None:
         self.say(f"{measure.title} [{measure.unit}]")
-        self.found.samples[measure.name] = {}
-        self.found.left_out[measure.name] = self.plan.left_out_of(measure)
+        self.findings.samples[measure.name] = {}
+        self.findings.left_out[measure.name] = self.plan.left_out_of(measure)
         prefixes: dict[Engine, list[int]] = {}
         for engine in self.plan.engines_of(measure):
             prefix = self._guarded(engine, measure, partial(self._prepare, engine, measure))
@@ -212,12 +212,12 @@ class Session:
             "others": asked.others,
             "cached": asked.num_cached_tokens,
         }
-        self.found.samples[measure.name].setdefault(engine.name, []).append(sample)
+        self.findings.samples[measure.name].setdefault(engine.name, []).append(sample)
         self.say(f"  {engine.name:16} {value:12.4g}   {asked.others:.2f} cores taken by others")
 
     def _guarded(self, engine: Engine, measure: Measure, do: Callable[[], Any]) -> Any:
         """Do it; if that fails, note why, and the engine is out of the rest of the measure."""
-        left_out = self.found.left_out[measure.name]
+        left_out = self.findings.left_out[measure.name]
         if engine in self._broken:
             left_out[engine.name] = self._broken[engine]
         if engine.name in left_out:
@@ -228,7 +228,7 @@ class Session:
             left_out[engine.name] = str(reason)
         except WorkerFailed as reason:
             left_out[engine.name] = str(reason)
-            if engine.name not in self.found.engines:  # it has never come up, so it will not
+            if engine.name not in self.findings.engines:  # it has never come up, so it will not
                 self._broken[engine] = str(reason)
             self._end({engine})
         self.say(f"  {engine.name:16} left out: {left_out[engine.name]}")
@@ -236,7 +236,7 @@ class Session:
 
     def _is_enough(self, measure: Measure, number: int) -> bool:
         """Say whether a measure ends before its time, for all engines alike."""
-        taken = self.found.samples[measure.name]
+        taken = self.findings.samples[measure.name]
         if not number or not taken or measure.kind == "manage":
             return False
         slowest, name = max(
@@ -250,7 +250,7 @@ class Session:
             return False
         for engine in taken:
             word = f"{number} of {self.plan.repetitions} repetitions: {reason}"
-            self.found.left_out[measure.name].setdefault(engine, word)
+            self.findings.left_out[measure.name].setdefault(engine, word)
         return True
 
     def _worker(self, engine: Engine) -> WorkerProcess:
@@ -278,7 +278,7 @@ class Session:
         answer = process.ask(question, 4 * self.plan.timeout_s)
         load_s = time.monotonic() - start
         outputs = [] if engine.kind == "manage" else self._warm_up(process)
-        self.found.engines[engine.name] = {
+        self.findings.engines[engine.name] = {
             "title": engine.title, "load_s": load_s, "first_outputs": outputs, **answer
         }  # fmt: skip
         self.say(f"  {engine.name:16} {answer['version']}, loaded in {load_s:.0f} s")

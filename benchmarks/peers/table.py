@@ -24,47 +24,47 @@ BEGIN, END = "<!-- results: written by benchmarks/peers/table.py -->", "<!-- end
 def main() -> None:
     """Read the command line and rewrite the page."""
     parser = parser_of(__doc__)
-    parser.add_argument("found", type=Path, help="found.json of a run")
+    parser.add_argument("findings", type=Path, help="found.json of a run")
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
     from benchmarks.peers.report import plot
 
-    found = json.loads(options.found.read_text())
-    picture = options.page.parent / plot_of(found)
-    if found["quick"]:
-        parser.error(f"{options.found} is of a --quick run, whose figures mean nothing")
-    rewrite(options.page, markdown(found), *marks(found))
+    findings = json.loads(options.findings.read_text())
+    picture = options.page.parent / plot_of(findings)
+    if findings["quick"]:
+        parser.error(f"{options.findings} is of a --quick run, whose figures mean nothing")
+    rewrite(options.page, markdown(findings), *marks(findings))
     picture.parent.mkdir(exist_ok=True)
-    plot(found, picture)
+    plot(findings, picture)
     print(f"rewritten: {options.page}")
 
 
-def marks(found: dict[str, Any]) -> tuple[str, str]:
+def marks(findings: dict[str, Any]) -> tuple[str, str]:
     """Return the lines between which a run's results stand."""
-    words = _which(found)
-    on = f"on {_processor(found)}"
+    words = _which(findings)
+    on = f"on {_processor(findings)}"
     label = " ".join(["results", *(["of", *words] if words else []), on])
     return BEGIN.replace("results", label), END.replace("results", label)
 
 
-def plot_of(found: dict[str, Any]) -> str:
+def plot_of(findings: dict[str, Any]) -> str:
     """Return the plot's path beside the page."""
-    return "-".join(["images/peers", *_which(found), _processor(found)]) + ".png"
+    return "-".join(["images/peers", *_which(findings), _processor(findings)]) + ".png"
 
 
-def _which(found: dict[str, Any]) -> list[str]:
+def _which(findings: dict[str, Any]) -> list[str]:
     """Name what sets a run apart from one of random weights in 16 bits, such as ``int8``."""
-    checkpoint, bits = found.get("checkpoint", "random"), found.get("weight_bits", 16)
+    checkpoint, bits = findings.get("checkpoint", "random"), findings.get("weight_bits", 16)
     words = [checkpoint] if checkpoint != "random" else []
     words += [f"int{bits}"] if bits != 16 else []
-    rows = found.get("measures", [])
+    rows = findings.get("measures", [])
     kinds = {"http": "http_", "managers": "manager_"}
-    return words + [name for name, kind in kinds.items() if rows and rows == _rows(found, kind)]
+    return words + [name for name, kind in kinds.items() if rows and rows == _rows(findings, kind)]
 
 
-def _processor(found: dict[str, Any]) -> str:
+def _processor(findings: dict[str, Any]) -> str:
     """Name the newest of its instruction sets that matter, such as ``avx512_bf16``."""
-    return str((found["stamp"]["flags"] or ["generic"])[-1])
+    return str((findings["stamp"]["flags"] or ["generic"])[-1])
 
 
 def rewrite(page: Path, results: str, begin_mark: str = BEGIN, end_mark: str = END) -> None:
@@ -83,29 +83,29 @@ def rewrite(page: Path, results: str, begin_mark: str = BEGIN, end_mark: str = E
     page.write_text(f"{before}{begin}\n\n{results}\n{end}{after}")
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(findings: dict[str, Any]) -> str:
     """Write what was found as a piece of a page."""
     from benchmarks.peers.report import BUSY, stamp_line
 
-    engines, servers, managers = (_rows(found, kind) for kind in ("", "http_", "manager_"))
-    taken = [f["others"] for row in found["measures"] for f in row["figures"].values()]
-    lines = [f"{stamp_line(found)}.", _load_line(max(taken, default=0.0), BUSY), ""]
+    engines, servers, managers = (_rows(findings, kind) for kind in ("", "http_", "manager_"))
+    taken = [f["others"] for row in findings["measures"] for f in row["figures"].values()]
+    lines = [f"{stamp_line(findings)}.", _load_line(max(taken, default=0.0), BUSY), ""]
     for rows in (engines, servers, managers):
         if any(row["figures"] for row in rows):
-            lines += [*_table(rows, found), ""]
+            lines += [*_table(rows, findings), ""]
     if max(taken, default=0.0) > BUSY:
         lines += ["CPU seconds that each engine took for a sample, which the others on the machine"]
-        lines += ["change less:", "", *_cpu_table(engines or servers, found), ""]
-    lines += [f"![How many times as fast Ostinato is as the others]({plot_of(found)})", ""]
-    lines += [*_goals(found), "", *_versions(found), ""]
-    lines += _left_out(found)
+        lines += ["change less:", "", *_cpu_table(engines or servers, findings), ""]
+    lines += [f"![How many times as fast Ostinato is as the others]({plot_of(findings)})", ""]
+    lines += [*_goals(findings), "", *_versions(findings), ""]
+    lines += _left_out(findings)
     return "\n".join(lines)
 
 
-def _rows(found: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+def _rows(findings: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """Return the rows whose names begin so; of no kind are those of engines alone."""
     kinds = ("http_", "manager_")
-    return [r for r in found["measures"] if r["name"].startswith(kind or kinds) == bool(kind)]
+    return [r for r in findings["measures"] if r["name"].startswith(kind or kinds) == bool(kind)]
 
 
 def _load_line(taken: float, limit: float) -> str:
@@ -118,11 +118,11 @@ def _load_line(taken: float, limit: float) -> str:
     )
 
 
-def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+def _table(rows: list[dict[str, Any]], findings: dict[str, Any]) -> list[str]:
     from benchmarks.peers.report import best_peer, number
 
     names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
-    titles = [found["titles"].get(name, name) for name in names]
+    titles = [findings["titles"].get(name, name) for name in names]
     lines = ["| | " + " | ".join([*titles, "against the best"]) + " |"]
     lines += ["|---|" + "--:|" * (len(names) + 1)]
     for row in rows:
@@ -134,11 +134,11 @@ def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _cpu_table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+def _cpu_table(rows: list[dict[str, Any]], findings: dict[str, Any]) -> list[str]:
     from benchmarks.peers.report import number
 
     names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
-    titles = [found["titles"].get(name, name) for name in names]
+    titles = [findings["titles"].get(name, name) for name in names]
     lines = ["| | " + " | ".join(titles) + " |", "|---|" + "--:|" * len(names)]
     for row in rows:
         figures = [row["figures"].get(name) for name in names]
@@ -159,34 +159,34 @@ def _cell(figure: dict[str, float] | None) -> str:
     return f"{number(figure['median'])}{star}{spread}"
 
 
-def _goals(found: dict[str, Any]) -> list[str]:
+def _goals(findings: dict[str, Any]) -> list[str]:
     """One line per goal: how many times as fast ours was to be, and whether it is."""
     from benchmarks.peers.report import goal_line
 
     lines = ["| Goal | | |", "|---|--:|---|"]
-    for row in found["measures"]:
-        if goal := goal_line(row, found):
+    for row in findings["measures"]:
+        if goal := goal_line(row, findings):
             lines.append(f"| {row['title']} | {goal[0]} | {goal[1]} |")
     return lines if len(lines) > 2 else ["There are no goals for a run of this size."]
 
 
-def _versions(found: dict[str, Any]) -> list[str]:
+def _versions(findings: dict[str, Any]) -> list[str]:
     parts = [
         f"{e['title']} {e['version']}"
         + (f" (blocks of {e['settings']['block_size']})" if "block_size" in e["settings"] else "")
-        for e in found["engines"].values()
+        for e in findings["engines"].values()
     ]
-    shares = [f"{name} {share:.0%}" for name, share in found["agreement"].items()]
+    shares = [f"{name} {share:.0%}" for name, share in findings["agreement"].items()]
     lines = [f"Versions: {', '.join(dict.fromkeys(parts))}."]
     if shares:
         lines.append(f"Greedy tokens in common with the yardstick: {', '.join(shares)}.")
     return lines
 
 
-def _left_out(found: dict[str, Any]) -> list[str]:
-    lines = [f"- {name}: not installed" for name in found["absent"]]
-    lines += [f"- {word}" for word in found.get("warnings", [])]
-    for row in found["measures"]:
+def _left_out(findings: dict[str, Any]) -> list[str]:
+    lines = [f"- {name}: not installed" for name in findings["absent"]]
+    lines += [f"- {word}" for word in findings.get("warnings", [])]
+    for row in findings["measures"]:
         by_reason: dict[str, list[str]] = {}
         for name, why in row["left_out"].items():
             by_reason.setdefault(why, []).append(name)

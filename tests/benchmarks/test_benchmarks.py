@@ -70,11 +70,11 @@ def test_policies_are_compared_with_the_bound(tmp_path, capsys, monkeypatch):
         offsets=np.arange(len(paths) + 1) * 3,
         ids=np.array(ids),
     )
-    found = tmp_path / "found.json"
-    command = ["eviction.py", str(trace), "--blocks", "4", "--json", str(found)]
+    results = tmp_path / "found.json"
+    command = ["eviction.py", str(trace), "--blocks", "4", "--json", str(results)]
     monkeypatch.setattr(sys, "argv", command)
     eviction.main()
-    figures = json.loads(found.read_text())
+    figures = json.loads(results.read_text())
     assert figures["turns lru 4"][0] == 25.0, "the other conversation's first block is left"
     assert (figures["turns belady 4"][0], figures["turns belady_bypass 4"][0]) == (25.0, 50.0)
     assert "reuse_hazard" in capsys.readouterr().out

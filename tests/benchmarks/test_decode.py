@@ -13,8 +13,8 @@ from ostinato.runner.forward.program import Program
 
 
 def test_each_part_of_a_step_is_counted_once(tmp_path, monkeypatch, capsys):
-    checkpoint, found = make_checkpoint(tmp_path / "model", SMALL), tmp_path / "found.json"
-    options = ["--cases", "1x32,3x64", "--rounds", "1", "--json", str(found)]
+    checkpoint, results = make_checkpoint(tmp_path / "model", SMALL), tmp_path / "found.json"
+    options = ["--cases", "1x32,3x64", "--rounds", "1", "--json", str(results)]
     options += ["--threads", str(torch.get_num_threads())]
     monkeypatch.setattr(sys, "argv", ["decode", str(checkpoint), *options])
     run = Program.run
@@ -22,7 +22,7 @@ def test_each_part_of_a_step_is_counted_once(tmp_path, monkeypatch, capsys):
     decode.main()
 
     assert Program.run is run
-    cases = json.loads(found.read_text())
+    cases = json.loads(results.read_text())
     assert set(cases) == {"1x32", "3x64"}
     for parts in cases.values():
         assert all(parts[part] > 0 for part in (*decode.PARTS, "model"))

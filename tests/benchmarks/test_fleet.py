@@ -59,7 +59,7 @@ def test_late_events_and_a_second_router_cost_few_hits(late_s, num_routers):
 
 def test_nothing_is_lost_with_a_worker():
     """Its requests are routed anew, and it comes back with nothing cached."""
-    found = serve(replace(FLEET, outages=(Outage(0, 8.001, 16.5), Outage(1, 17.001, 20.0))))
-    assert not any(map(math.isnan, found.first_token_s))
-    assert {0, 1} == set(found.replica)
-    assert found.num_retries > 0
+    results = serve(replace(FLEET, outages=(Outage(0, 8.001, 16.5), Outage(1, 17.001, 20.0))))
+    assert not any(map(math.isnan, results.first_token_s))
+    assert {0, 1} == set(results.replica)
+    assert results.num_retries > 0

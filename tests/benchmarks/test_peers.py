@@ -15,7 +15,7 @@ from benchmarks.peers.workers import gguf_file
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def findings(tmp_path_factory):
     """A run of the real command: ours and transformers, each in a process of its own."""
     out = tmp_path_factory.mktemp("found")
     names = "cold_prefill,batch_warm,conversations,manager_hit"
@@ -26,9 +26,9 @@ def found(tmp_path_factory):
     return json.loads((out / "found.json").read_text()), out
 
 
-def test_a_run_measures_who_is_there_leaves_out_what_is_slow_and_is_stamped(found):
+def test_a_run_measures_who_is_there_leaves_out_what_is_slow_and_is_stamped(findings):
     """Greedy tokens agree: both compute in bfloat16, and round alike in a model of two layers."""
-    told, _ = found
+    told, _ = findings
     rows = {row["name"]: row for row in told["measures"]}
     assert set(rows["cold_prefill"]["figures"]) == {"ours", "transformers"}
     assert set(rows["conversations"]["figures"]) == {"ours"}
@@ -63,10 +63,10 @@ def test_the_command_is_stamped_without_folders_of_one_machine(argument, shown):
     assert machine.without_folders(argument) == shown
 
 
-def test_figures_of_a_quick_run_do_not_get_into_the_docs(found, tmp_path, monkeypatch, capsys):
+def test_figures_of_a_quick_run_do_not_get_into_the_docs(findings, tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.md"
     page.write_text(f"{table.BEGIN}\n{table.END}\n")
-    path = str(found[1] / "found.json")
+    path = str(findings[1] / "found.json")
     monkeypatch.setattr(sys, "argv", ["table.py", path, "--page", str(page)])
     with pytest.raises(SystemExit):
         table.main()
@@ -74,16 +74,16 @@ def test_figures_of_a_quick_run_do_not_get_into_the_docs(found, tmp_path, monkey
     assert page.read_text() == f"{table.BEGIN}\n{table.END}\n"
 
 
-def test_a_run_leaves_a_plot_and_the_logs_of_its_workers(found):
-    assert (found[1] / "found.png").read_bytes().startswith(b"\x89PNG")
-    assert (found[1] / "ours.log").is_file()
+def test_a_run_leaves_a_plot_and_the_logs_of_its_workers(findings):
+    assert (findings[1] / "found.png").read_bytes().startswith(b"\x89PNG")
+    assert (findings[1] / "ours.log").is_file()
 
 
-def test_the_table_of_a_page_is_replaced_and_the_rest_stays(found, tmp_path):
+def test_the_table_of_a_page_is_replaced_and_the_rest_stays(findings, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\n{table.BEGIN}\nof last year\n{table.END}\n\nThe end.\n")
     for _ in range(2):
-        table.rewrite(page, table.markdown(found[0]))
+        table.rewrite(page, table.markdown(findings[0]))
     text = page.read_text()
     assert text.startswith("# Title\n") and text.endswith("\n\nThe end.\n")
     assert "last year" not in text and text.count(table.BEGIN) == 1
@@ -115,8 +115,8 @@ def test_every_measure_is_described_in_the_docs():
         assert f"`{measure.name}`" in text, measure.name
 
 
-def test_every_tensor_of_the_checkpoint_has_a_name_of_its_own_in_llama_cpp(found):
-    [weights] = found[1].glob("peers-models-*/small/model.safetensors")
+def test_every_tensor_of_the_checkpoint_has_a_name_of_its_own_in_llama_cpp(findings):
+    [weights] = findings[1].glob("peers-models-*/small/model.safetensors")
     size = int.from_bytes(weights.read_bytes()[:8], "little")
     tensors = [name for name in json.loads(weights.read_bytes()[8 : 8 + size]) if name[0] != "_"]
     names = {gguf_file.name_of(name) for name in tensors}
@@ -272,9 +272,9 @@ def test_figures_fit_a_terminal_of_eighty_columns():
         ("processor", "cores", "memory_gib", "system", "threads", "bandwidth_gb_s", "commit",
          "date", "command"), "x",
     ) | {"flags": ["avx512_bf16"]}  # fmt: skip
-    found = {"quick": False, "stamp": stamp, "measures": [row], "agreement": {"vllm": 1.0}}
+    findings = {"quick": False, "stamp": stamp, "measures": [row], "agreement": {"vllm": 1.0}}
     out = io.StringIO()
-    report.show(found, Console(file=out, width=300))
+    report.show(findings, Console(file=out, width=300))
     lines = out.getvalue().splitlines()
     assert all(len(line.rstrip()) <= 80 for line in lines[1:])
     assert "98,765 .. 234,567" in out.getvalue()

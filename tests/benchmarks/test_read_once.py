@@ -36,9 +36,9 @@ def test_a_sweep_prints_draws_and_keeps_its_figures(tmp_path, capsys, monkeypatc
 
     sweep(monkeypatch, *small, *kept)
 
-    found = json.loads(figures.read_text())
-    assert set(found) == {f"{n} on {shared}, 16 own" for n in (1, 3) for shared in (16, 64)}
-    for scene in found.values():
+    results = json.loads(figures.read_text())
+    assert set(results) == {f"{n} on {shared}, 16 own" for n in (1, 3) for shared in (16, 64)}
+    for scene in results.values():
         low, middle, high = scene["attention"]["native"]["auto / never"]
         assert 0 < low <= middle <= high
     assert plot.stat().st_size > 1000

@@ -161,7 +161,7 @@ class LlamaCpp(protocol.Worker):
         """Compute rows of (token, position, sequence, whether its next token is wanted)."""
         import numpy as np
 
-        found = []
+        ids = []
         for begin in range(0, len(rows), BATCH):
             part = rows[begin : begin + BATCH]
             self.batch.n_tokens = len(part)
@@ -177,10 +177,10 @@ class LlamaCpp(protocol.Worker):
             for at in (at for at, row in enumerate(part) if row[3]):
                 logits = self.lib.llama_get_logits_ith(self.context, at)
                 row = np.ctypeslib.as_array(logits, shape=(self.vocab_size,))
-                found.append(int(row.argmax()))
+                ids.append(int(row.argmax()))
                 if note is not None:
                     note()
-        return found
+        return ids
 
 
 class Slots:

@@ -63,8 +63,8 @@ class ManagerWorker(Worker):
         times = []
         for _ in range(REPEATS):
             again = self.pack(prompt) if packed else list(prompt)
-            seconds, found = self._timed(again)
-            assert found >= num_tokens - BLOCK_SIZE, found
+            seconds, num_hits = self._timed(again)
+            assert num_hits >= num_tokens - BLOCK_SIZE, num_hits
             times.append(seconds)
         return median(times)
 
@@ -73,8 +73,8 @@ class ManagerWorker(Worker):
         self.manager.take(draw(rng, num_tokens))
         times = []
         for _ in range(REPEATS):
-            seconds, found = self._timed(draw(rng, num_tokens))
-            assert found == 0, found
+            seconds, num_hits = self._timed(draw(rng, num_tokens))
+            assert num_hits == 0, num_hits
             times.append(seconds)
         return median(times)
 
@@ -87,15 +87,15 @@ class ManagerWorker(Worker):
         for _ in range(size["turns"]):
             for number, text in enumerate(texts):
                 texts[number] = text + draw(rng, size["turn"])
-                seconds, found = self._timed(list(texts[number]))
-                assert found >= (len(text) if begun else 0) - BLOCK_SIZE, found
+                seconds, num_hits = self._timed(list(texts[number]))
+                assert num_hits >= (len(text) if begun else 0) - BLOCK_SIZE, num_hits
                 total, begun = total + seconds, begun + 1
         return total
 
     def _timed(self, tokens: Iterable[int]) -> tuple[float, int]:
         start = process_time()
-        found = self.manager.take(tokens)
-        return process_time() - start, found
+        num_hits = self.manager.take(tokens)
+        return process_time() - start, num_hits
 
 
 def draw(rng: random.Random, num_tokens: int) -> list[int]:

@@ -98,22 +98,22 @@ class SGLangManager(ManagerWorker):
         ids, match = array("q", tokens), self.params.MatchPrefixParams
         wanted = self.radix.RadixKey(ids, limit=len(tokens) - 1)
         matched = self.tree.match_prefix(match(key=wanted))
-        found, lock = matched.device_prefix_len, self.tree.lock(matched.last_device_node)
-        if found:
-            self.row[:found] = self.tree.path_device_indices(matched.last_device_node)
-        new = self.pool.alloc(len(tokens) - found)
-        self.row[found : len(tokens)] = new[: len(tokens) - found]
-        key, num_whole = self._insert(ids, found)
+        num_hits, lock = matched.device_prefix_len, self.tree.lock(matched.last_device_node)
+        if num_hits:
+            self.row[:num_hits] = self.tree.path_device_indices(matched.last_device_node)
+        new = self.pool.alloc(len(tokens) - num_hits)
+        self.row[num_hits : len(tokens)] = new[: len(tokens) - num_hits]
+        key, num_whole = self._insert(ids, num_hits)
         matched = self.tree.match_prefix(match(key=key))
         indices = self.tree.path_device_indices(matched.last_device_node)
-        self.row[found:num_whole] = indices[found:num_whole]
+        self.row[num_hits:num_whole] = indices[num_hits:num_whole]
         self.tree.unlock(lock)
         lock = self.tree.lock(matched.last_device_node)
         self._insert(ids, num_whole)
         if num_whole < len(tokens):
             self.pool.free_segment(self.row[num_whole : len(tokens)])
         self.tree.unlock(lock)
-        return int(found)
+        return int(num_hits)
 
     def _insert(self, ids: "array[int]", num_known: int) -> tuple[Any, int]:
         """Publish what fills whole pages; the tree returns pages that it had already."""

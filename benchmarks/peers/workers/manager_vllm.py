@@ -55,12 +55,12 @@ class VLLMManager(ManagerWorker):
         self.made += 1
         params = self.sampling(max_tokens=16)
         request = self.request(str(self.made), tokens, params, None, block_hasher=self.hasher)
-        blocks, found, *_ = self.cache.get_computed_blocks(request)
-        allocated = self.cache.allocate_slots(request, len(tokens) - found, found, blocks)
+        blocks, num_hits, *_ = self.cache.get_computed_blocks(request)
+        allocated = self.cache.allocate_slots(request, len(tokens) - num_hits, num_hits, blocks)
         assert allocated is not None, "the scenes leave room for all"
         self.cache.get_block_ids(request.request_id)
         self.cache.free(request)
-        return int(found)
+        return int(num_hits)
 
 
 if __name__ == "__main__":

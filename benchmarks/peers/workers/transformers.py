@@ -64,10 +64,10 @@ class Transformers(protocol.Worker):
                 num_cached = len(head)
             if num_cached:
                 self.cache.batch_repeat_interleave(len(prompts))
-        found = self._forward([prompt[num_cached:] for prompt in prompts], self.cache)
+        first_ids = self._forward([prompt[num_cached:] for prompt in prompts], self.cache)
         if len(prompts) == 1 and num_cached < len(head) // 2:
             self.kept = (prompts[0], self._copy(self.cache))
-        return found
+        return first_ids
 
     def _new_cache(self) -> Any:
         from transformers import DynamicCache

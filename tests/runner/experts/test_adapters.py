@@ -7,13 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ostinato.runner.adapters.lora import (
-    AdapterSegment,
-    LoraAdapter,
-    LoraLayer,
-    StepAdapters,
-    pack_layers,
-)
+from ostinato.runner.adapters import lora
 from ostinato.runner.adapters.module_updates import hook_updates
 from ostinato.runner.experts.mixture import PackedExperts, stacks_by_name
 from ostinato.runner.experts.routers import PackedRouter
@@ -33,45 +27,45 @@ SPANS = [(0, 5, 0), (6, 30, 1), (33, NUM_ROWS, 0)]
 class Adapted:
     """A module with the adapters of a step, which a test sets."""
 
-    def __init__(self, name: str, module: nn.Module, adapters: list[LoraAdapter]) -> None:
+    def __init__(self, name: str, module: nn.Module, adapters: list[lora.LoraAdapter]) -> None:
         self._adapters, self._module = adapters, module
-        self.step: StepAdapters | None = None
+        self.step: lora.StepAdapters | None = None
         hook_updates(name, module, adapters[0], lambda: self.step)
 
     def __call__(self, spans: list[tuple[int, int, int]], *inputs: Tensor) -> Any:
-        segments = tuple(AdapterSegment(a, b, self._adapters[n]) for a, b, n in spans)
-        self.step = StepAdapters(segments) if segments else None
+        segments = tuple(lora.AdapterSegment(a, b, self._adapters[n]) for a, b, n in spans)
+        self.step = lora.StepAdapters(segments) if segments else None
         with torch.inference_mode():
             return self._module(*inputs)
 
 
 def adapters_of(
-    layers: list[dict[str, LoraLayer]], packs: bool = True
-) -> tuple[list[LoraAdapter], list[LoraAdapter]]:
+    layers: list[dict[str, lora.LoraLayer]], packs: bool = True
+) -> tuple[list[lora.LoraAdapter], list[lora.LoraAdapter]]:
     """Adapters as the library reads them (in float16 it reads none), and in float64."""
     exact = [
-        {n: LoraLayer(own.down.double(), own.up.double(), own.scale) for n, own in each.items()}
+        {n: lora.LoraLayer(o.down.double(), o.up.double(), o.scale) for n, o in each.items()}
         for each in layers
     ]
-    packed = [LoraAdapter(b"", 1, pack_layers(o) if packs else o, (), 0) for o in layers]
-    return packed, [LoraAdapter(b"", 1, each, (), 0) for each in exact]
+    packed = [lora.LoraAdapter(b"", 1, lora.pack_layers(o) if packs else o, (), 0) for o in layers]
+    return packed, [lora.LoraAdapter(b"", 1, each, (), 0) for each in exact]
 
 
-def layer(rank: int, width: int, height: int, dtype: torch.dtype) -> LoraLayer:
-    return LoraLayer(
+def layer(rank: int, width: int, height: int, dtype: torch.dtype) -> lora.LoraLayer:
+    return lora.LoraLayer(
         torch.randn(rank, width).to(dtype), (0.1 * torch.randn(height, rank)).to(dtype), 0.5
     )
 
 
-def expert_layers(module: nn.Module, dtype: torch.dtype) -> list[dict[str, LoraLayer]]:
+def expert_layers(module: nn.Module, dtype: torch.dtype) -> list[dict[str, lora.LoraLayer]]:
     """Rank 3 of all experts, ten of which share a tile; rank 40 of the gates of some, and 5."""
     gate_up, down = stacks_by_name(module).values()
     count, inner = gate_up.num_experts, gate_up.part_rows
-    first: dict[str, LoraLayer] = {}
+    first: dict[str, lora.LoraLayer] = {}
     for expert in range(count):
         own = layer(3, WIDTH, 2 * inner, dtype)
         up = gate_up.arranged(own.up).contiguous()
-        first[f"experts[{expert}].gate_up_proj"] = LoraLayer(own.down, up, own.scale)
+        first[f"experts[{expert}].gate_up_proj"] = lora.LoraLayer(own.down, up, own.scale)
         first[f"experts[{expert}].down_proj"] = layer(3, inner, down.part_rows, dtype)
     second = {f"experts[{e}].gate_proj": layer(40, WIDTH, inner, dtype) for e in (0, 3)}
     second |= {f"experts[{e}].up_proj": layer(5, WIDTH, inner, dtype) for e in (0, 1, 7)}
