@@ -14,7 +14,7 @@ from benchmarks.peers import engines, report
 from benchmarks.peers.checkpoint import SMOLLM2, make_checkpoint, make_smollm2, read_text
 from benchmarks.peers.machine import available_gib, stamp, touch_memory
 from benchmarks.peers.measures import Measure, named
-from benchmarks.peers.samples import FULL, QUICK
+from benchmarks.peers.samples import FULL, QUICK, Sizes
 from benchmarks.peers.session import NEEDED_GIB, Findings, Plan, Session
 from benchmarks.peers.shapes import SHAPES, SMALL, Shape
 from ostinato.errors import ModelError
@@ -67,7 +67,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     add("--models-folder", type=Path, help="for checkpoints; else PEERS/models, or one that goes")
     add("--checkpoint", choices=[*SHAPES, "smollm2"], default="random",
         help="random weights of a shape, or SmolLM2 with real text")  # fmt: skip
-    add("--measures", default="", help="names, with commas between; all by default")
+    add("--measures", default="", help="names, with commas between; all but long ones by default")
     add("--engines", default="", help="names, with commas between; all by default")
     add("--variant", action="append", default=[], metavar="NAME:SETTING=VALUE,...",
         help="ours once more, with other settings; PEER@NAME:... is a peer once more")  # fmt: skip
@@ -106,14 +106,14 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[engines.Engine]]:
     pythons = {each: engines.python_of(each, options.peers_folder, homes) for each in chosen}
     sizes = QUICK if options.quick else FULL
     model, shape, text = _checkpoint(options)
-    measures = _fitting(measures, options, sizes.longest >= shape.max_position_embeddings)
+    measures = _fitting(measures, options, sizes, shape.max_position_embeddings)
     plan = Plan(
         measures=measures,
         engines={each: python for each, python in pythons.items() if python is not None},
         sizes=sizes,
         model=model,
         vocab_size=shape.vocab_size,
-        settings=_settings(options, sizes.longest, shape),
+        settings=_settings(options, max(getattr(sizes, each.length) for each in measures), shape),
         repetitions=options.repetitions,
         limit_s=options.limit,
         timeout_s=options.timeout,
@@ -126,7 +126,9 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[engines.Engine]]:
     return plan, [each for each, python in pythons.items() if python is None]
 
 
-def _fitting(measures: list[Measure], options: argparse.Namespace, is_short: bool) -> list[Measure]:
+def _fitting(
+    measures: list[Measure], options: argparse.Namespace, sizes: Sizes, max_tokens: int
+) -> list[Measure]:
     """Return the measures that the checkpoint can serve.
 
     Raises:
@@ -134,7 +136,7 @@ def _fitting(measures: list[Measure], options: argparse.Namespace, is_short: boo
     """
     is_text = options.checkpoint == "smollm2"
     able = [m for m in measures if is_text or not m.needs_text]
-    able = [m for m in able if not (is_short and m.name == "decode_32_16k")]
+    able = [m for m in able if getattr(sizes, m.length) < max_tokens]
     if not able:
         raise ValueError(f"--measures {options.measures}: they need --checkpoint smollm2")
     return able
@@ -154,7 +156,7 @@ def _checkpoint(options: argparse.Namespace) -> tuple[Path, Shape, Sequence[int]
 
 def _settings(options: argparse.Namespace, longest: int, shape: Shape) -> dict[str, Any]:
     """What all engines get; ``kv_gib`` is for those that take no number of tokens."""
-    kv_tokens = 8_192 if options.quick else 24_576
+    kv_tokens = 8_192 if options.quick else max(24_576, longest + 4_096)
     return {
         "threads": options.threads,
         "kv_tokens": kv_tokens,

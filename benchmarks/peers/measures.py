@@ -25,6 +25,8 @@ class Measure:
         without: Engines that are not asked, and why not, by name.
         kind: ``serve``, ``http`` or ``manage``: what an engine is asked for.
         variants: Names of variants of ours that take part without being asked for.
+        length: Name of the length of its prompts in ``Sizes``.
+        is_long: Whether it takes minutes a sample, so that it is measured only where it is named.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Measure:
     without: Mapping[str, str] = field(default_factory=dict)
     kind: str = "serve"
     variants: tuple[str, ...] = ()
+    length: str = "prefix"
+    is_long: bool = False
 
     @property
     def needs_text(self) -> bool:
@@ -50,7 +54,8 @@ STREAMED = ("ours:streamed",)
 OTHER_BITS = ("ours:w8a8", "ours:w4a8", "ours:16")
 MEASURES = (
     Measure(
-        "cold_prefill", "cold prefill, 2,048 tokens", "tokens/s", True, samples.cold_prefill,
+        "cold_prefill", "cold prefill, 2,048 tokens", "tokens/s", True,
+        samples.cold_prefill("prefix"),
         variants=OTHER_BITS,
     ),
     Measure(
@@ -88,13 +93,30 @@ MEASURES = (
     Measure(
         "decode_32_4k", "decode, 32 on a shared 4k", "tokens/s", True,
         samples.decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs),
-        samples.warm("long"), without=TOO_SLOW,
+        samples.warm("long"), without=TOO_SLOW, length="long",
     ),
     Measure(
         "decode_32_16k", "decode, 32 on a shared 16k", "tokens/s", True,
         samples.decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs // 2),
         samples.warm("longest"), without=TOO_SLOW | {"llamacpp": SLOW},
-        variants=("ours:never",),
+        variants=("ours:never",), length="longest",
+    ),
+    *(
+        Measure(
+            f"cold_prefill_{count}k", f"cold prefill, {count * 1024:,} tokens", "tokens/s", True,
+            samples.cold_prefill(length), without=TOO_SLOW, length=length, is_long=True,
+        )
+        for count, length in ((8, "eight_thousand"), (32, "thirty_thousand"))
+    ),
+    *(
+        Measure(
+            f"decode_{name}_16k", f"decode, {title} 16k", "tokens/s", True,
+            samples.decode(count, lambda sizes: sizes.outputs), samples.warm("longest"),
+            without=TOO_SLOW, length="longest", is_long=True,
+        )
+        for name, title, count in (
+            (1, "batch 1 on", lambda sizes: 1), (16, "16 on a shared", lambda sizes: sizes.batch)
+        )
     ),
     *(
         Measure(
@@ -149,7 +171,7 @@ def speed(measure: Measure, value: float) -> float:
 
 
 def named(names: list[str]) -> list[Measure]:
-    """Return the measures of these names or kinds, in the table's order; all if none is named.
+    """Return measures by names or kinds, in the order of the table; all but long ones by default.
 
     Raises:
         ValueError: There is none of a name.
@@ -158,7 +180,9 @@ def named(names: list[str]) -> list[Measure]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"no measure is called {unknown[0]}; there are {', '.join(known)}")
-    return [m for m in MEASURES if not names or m.name in names or m.kind in names]
+    if not names:
+        return [measure for measure in MEASURES if not measure.is_long]
+    return [m for m in MEASURES if m.name in names or (m.kind in names and not m.is_long)]
 
 
 def goal_of(name: str, findings: Mapping[str, Any]) -> float | None:

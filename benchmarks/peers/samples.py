@@ -24,7 +24,9 @@ class Sizes:
     alone: int = 64
     wide: int = 32
     long: int = 4096
+    eight_thousand: int = 8_192
     longest: int = 16_384
+    thirty_thousand: int = 32_768
     strangers: int = 512
     stranger_outputs: int = 64
     chats: int = 16
@@ -50,11 +52,11 @@ class Sizes:
 
 FULL = Sizes()
 QUICK = Sizes(
-    prefix=96, own=8, batch=4, outputs=6, alone=12, wide=6, long=128, longest=192, strangers=32,
-    stranger_outputs=8, chats=3, turns=3, system=32, turn=(4, 8), answer=(4, 8), managed=512,
-    managed_chats=4, managed_turns=3, managed_turn=50, managed_system=64, agents=2, agent_turns=3,
-    agent_system=48, observation=(8, 16), action=(4, 8), http_system=48, http_turns=2,
-    http_turn=(4, 8), http_answer=8,
+    prefix=96, own=8, batch=4, outputs=6, alone=12, wide=6, long=128, eight_thousand=160,
+    longest=192, thirty_thousand=256, strangers=32, stranger_outputs=8, chats=3, turns=3, system=32,
+    turn=(4, 8), answer=(4, 8), managed=512, managed_chats=4, managed_turns=3, managed_turn=50,
+    managed_system=64, agents=2, agent_turns=3, agent_system=48, observation=(8, 16), action=(4, 8),
+    http_system=48, http_turns=2, http_turn=(4, 8), http_answer=8,
 )  # fmt: skip
 
 
@@ -111,9 +113,15 @@ def decode_rate(served: Served) -> float:
     return tokens / (end - start)
 
 
-def cold_prefill(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
-    """A new prompt: its tokens by the time of the first answer."""
-    return sizes.prefix / asked.serve(batch_of([draw(sizes.prefix)], 1)).first[0]
+def cold_prefill(length: str) -> Sample:
+    """A new prompt of a length of ``Sizes``: its tokens by the time of the first answer."""
+
+    def sample(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
+        num_tokens = getattr(sizes, length)
+        rate: float = num_tokens / asked.serve(batch_of([draw(num_tokens)], 1)).first[0]
+        return rate
+
+    return sample
 
 
 def warm(length: str) -> Prepare:

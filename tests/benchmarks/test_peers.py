@@ -18,7 +18,7 @@ from benchmarks.peers.workers import gguf_file
 def findings(tmp_path_factory):
     """A run of the real command: ours and transformers, each in a process of its own."""
     out = tmp_path_factory.mktemp("found")
-    names = "cold_prefill,batch_warm,conversations,manager_hit"
+    names = "cold_prefill,batch_warm,conversations,decode_16_16k,manager_hit"
     arguments = ["--quick", "--out", str(out), "--peer", f"transformers={sys.prefix}"]
     arguments += ["--engines", "ours,transformers,ours-manager,vllm", "--measures", names]
     arguments += ["--threads", "1", "--repetitions", "2", "--limit", "0", "--needed-gib", "0"]
@@ -32,6 +32,7 @@ def test_a_run_measures_who_is_there_leaves_out_what_is_slow_and_is_stamped(find
     rows = {row["name"]: row for row in told["measures"]}
     assert set(rows["cold_prefill"]["figures"]) == {"ours", "transformers"}
     assert set(rows["conversations"]["figures"]) == {"ours"}
+    assert set(rows["decode_16_16k"]["figures"]) == {"ours"}
     assert rows["conversations"]["left_out"]["transformers"].endswith("have no scheduler")
     assert set(rows["manager_hit"]["figures"]) == {"ours-manager"} and told["absent"] == ["vllm"]
     for row in rows.values():
