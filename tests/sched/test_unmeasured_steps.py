@@ -89,6 +89,21 @@ def test_a_hit_behind_more_keys_than_ever():
     assert timed.scheduler.num_running == 1, "it is served"
 
 
+@pytest.mark.parametrize("num_tokens", [2_048, 13_000])
+def test_a_hit_waits_for_no_other_prompt_though_only_its_prefix_was_computed(num_tokens):
+    """No other steps had as many keys, and those of the prefix took longer than a step may now."""
+    timed = TimedScheduler(False, StepPrices(0.17, 8.5e-3, 3e-7), max_num_seqs=16)
+    timed.serve("prefix", 0, first="P" * num_tokens)
+    for number in range(4):
+        timed.add(f"stream {number}", 64, max_tokens=10_000)
+    check_steps(timed, num_steps=40)
+    timed.add("long", 6_000)
+    check_steps(timed, num_steps=3)
+    timed.add("hit", 32, first="P" * num_tokens)
+    check_steps(timed, num_steps=3)
+    assert "hit" not in timed.scheduler.requests.live
+
+
 def test_a_hit_behind_many_keys_is_the_first_request():
     before = TimedScheduler(True, DEEP)
     before.serve("computed elsewhere", 0, first="P" * 13_000)
@@ -138,7 +153,7 @@ def bound_of(prices: StepPrices, works: list[Work]) -> Callable[[float, Work, in
     [
         StepPrices(0.01, 1e-3, 0.0),
         StepPrices(0.0, 0.0, 1e-6),
-        StepPrices(0.01, 0.0, 0.0, key_s=1e-5),
+        StepPrices(0.01, 0.0, 1e-7, key_s=1e-5),
         StepPrices(0.04, 1e-3, 1e-6, key_s=1e-6, free_tokens=8),
     ],
 )

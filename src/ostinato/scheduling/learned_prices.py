@@ -11,8 +11,9 @@ learned apart:
   least: steps that became faster were measured in a slow minute, and others may not have been.
 
 What was never measured has a predicted price and a bound. A step that is in no kind of work more
-than ``n`` times as much as a measured one, ``n`` at least 1, takes at most ``n`` times as long: so
-much is certain as long as no price is negative, whatever the prices are.
+than ``n`` times as much as a measured one takes at most ``n`` times as long, and if ``n`` is below
+1, the rest of the time of the shortest step besides, in which the weights were read as well. So
+much is certain as long as no price is negative, and a key costs at most ``PAIRS_OF_A_KEY`` pairs.
 
 While anything else decodes or waits, a step takes ``max_step_ms``, or longer where less would cost
 more than a tenth of the prompt rate, since each step reads all weights; at most ``MAX_DECODES``
@@ -27,7 +28,7 @@ tokens a second.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from statistics import median_low
@@ -191,8 +192,13 @@ class _Cell:
         self.work, self.seconds = self.steps[order[(len(order) - 1) // 2]]
 
 
+PAIRS_OF_A_KEY = 128
+"""Pairs of a query and a key that cost at least as much as reading a key: a processor reads a byte
+in the time of some 30 to 300 operations, and a pair takes one to eight for each byte of a key."""
+
+
 def max_certain_tokens(
-    measured: Iterable[tuple[Work, float]],
+    measured: Sequence[tuple[Work, float]],
     seconds: float,
     planned: Work,
     start: int,
@@ -207,25 +213,34 @@ def max_certain_tokens(
         start: Tokens before those of the prompt.
         limit_tokens: Enough tokens.
     """
+    least_s = min((measured_s for _, measured_s in measured), default=0.0)
+    if seconds < least_s:
+        return 0
     certain_tokens = 0
     for work, measured_s in measured:
-        num_tokens = _tokens_as(work, seconds / measured_s, planned, start)
+        factor = seconds / measured_s
+        if factor < 1:
+            factor = (seconds - least_s) / (measured_s - least_s)
+        num_tokens = _tokens_as(work, factor, planned, start, limit_tokens)
         certain_tokens = max(certain_tokens, num_tokens)
         if certain_tokens >= limit_tokens:
             return limit_tokens
     return certain_tokens
 
 
-def _tokens_as(work: Work, factor: float, planned: Work, start: int) -> int:
-    """Return the tokens with which a step is at most so many times as much as a measured one."""
-    if factor < 1 or factor * work.keys < planned.keys + start:
+def _tokens_as(work: Work, factor: float, planned: Work, start: int, limit_tokens: int) -> int:
+    """Return the tokens with which a step is at most so many times as much as a measured one.
+
+    Keys beyond those of the measured step take the place of pairs.
+    """
+    tokens = min(limit_tokens, int(factor * work.tokens) - planned.tokens)
+    more_keys = max(0, planned.keys + start + tokens - int(factor * work.keys))
+    pairs = int(factor * work.pairs) - planned.pairs - PAIRS_OF_A_KEY * more_keys
+    if tokens <= 0 or pairs <= 0:
         return 0
-    tokens = int(factor * work.tokens) - planned.tokens
-    keys = int(factor * work.keys) - planned.keys - start
-    pairs = max(0, int(factor * work.pairs) - planned.pairs)
     # Of n * start + n * (n + 1) / 2 pairs, the largest n.
     by_pairs = (isqrt((2 * start + 1) ** 2 + 8 * pairs) - (2 * start + 1)) // 2
-    return max(0, min(tokens, keys, by_pairs))
+    return min(tokens, by_pairs)
 
 
 FIRST_TOKENS = 64
