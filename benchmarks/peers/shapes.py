@@ -220,7 +220,9 @@ def write_gguf(path: Path, config: Any, kind: str, tokens: list[str], seed: int 
     if architecture is None:
         raise ValueError(f"{config.model_type!r}: there are {', '.join(_ARCHITECTURES)}")
     writer = gguf.GGUFWriter(str(path), architecture)
-    _write_header(writer, config, tokens)
+    add_sizes(writer, config)
+    add_words(writer, tokens)
+    writer.add_chat_template(CHAT_TEMPLATE)
     plan = list(_gguf_tensors(config, kind, architecture))
     for name, shape, format_name in plan:
         stored, dtype, num_bytes = _stored(shape, format_name)
@@ -306,7 +308,8 @@ def _format(name: str, shape: tuple[int, ...], kind: str, config: Any) -> str:
     return "Q4_0"
 
 
-def _write_header(writer: Any, config: Any, tokens: list[str]) -> None:
+def add_sizes(writer: Any, config: Any) -> None:
+    """Write what a header says of a config."""
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     writer.add_context_length(config.max_position_embeddings)
@@ -326,8 +329,6 @@ def _write_header(writer: Any, config: Any, tokens: list[str]) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.model_type == "gemma3_text":
         writer.add_sliding_window(config.sliding_window)
-    add_words(writer, tokens)
-    writer.add_chat_template(CHAT_TEMPLATE)
 
 
 CHAT_TEMPLATE = (

@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.peers.shapes import add_sizes
+
 _ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 TEMPLATE = "{% for m in messages %}<bos>{{ m['content'] }}<eos>{% endfor %}"
 
@@ -38,23 +40,9 @@ def save_gguf(
     config = model.config
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
     writer.add_name("tiny")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
+    add_sizes(writer, config)
     _add_tokenizer(writer, checkpoint)
     extra(writer)
-    if architecture == "qwen3moe":
-        writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "gpt-oss":
         _add_gpt_oss(writer, config)
     known = {"llama", "qwen3moe", "gpt-oss"} & {architecture} or {"qwen3"}
