@@ -252,15 +252,9 @@ class ChatAnswer(Generic[BodyT]):
     last: RequestOutput | None = field(init=False, default=None)
     _deltas: Deltas = field(init=False, default_factory=Deltas)
 
-    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the engine's outputs; after the last one, the next prompt is prepared beside it."""
-        chat, output = self.chat, None
-        async with aclosing(serve(chat.state, chat.caller, chat.call)) as outputs:
-            async for output in outputs:
-                yield output
-        if output is not None and chat.state.llm.prepares_next:
-            turn = chat.call, chat.reader, chat.prompt, chat.messages, output
-            chat.state.run_beside(offer_next(chat.state, cast(ChatFields, chat.body), *turn))
+    def outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the engine's outputs."""
+        return serve(self.chat.state, self.chat.caller, self.chat.call)
 
     async def take(self, output: RequestOutput) -> Sequence[bytes]:
         """Return the events of what an output adds."""
@@ -273,6 +267,8 @@ class ChatAnswer(Generic[BodyT]):
             events += self.added(delta)
             if delta.is_last:  # noted before its client has all of it
                 self.chat.note(output.outputs[delta.index], self.parsed(delta.index))
+        if output.finished:
+            self._prepare_next(output)
         return events
 
     async def whole(self) -> Mapping[str, Any]:
@@ -287,8 +283,16 @@ class ChatAnswer(Generic[BodyT]):
                     whole = self.body_of(self._deltas.take(output))
                     for part in output.outputs:
                         self.chat.note(part, self.parsed(part.index))
+                    self._prepare_next(output)
         assert whole is not None, "a request ended without its last output"
         return whole
+
+    def _prepare_next(self, last: RequestOutput) -> None:
+        """Prepare the prompt that follows the answer, beside the response."""
+        chat = self.chat
+        if chat.state.llm.prepares_next:
+            turn = chat.call, chat.reader, chat.prompt, chat.messages, last
+            chat.state.run_beside(offer_next(chat.state, cast(ChatFields, chat.body), *turn))
 
     async def computed(self, first: RequestOutput) -> None:
         """Note that the prompt is computed: its first output is there."""

@@ -40,7 +40,7 @@ from ostinato.server.errors import ApiError
 from ostinato.server.generation import adapter_of
 from ostinato.server.middleware.fields import accept_fields
 from ostinato.server.prompting import ChatFields, render_chat
-from ostinato.server.serving import check_room, hold_places, last_output, serve_admitted
+from ostinato.server.serving import check_room, hold_places, last_output, serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import until_gone
 from ostinato.server.usage import Usage
@@ -231,7 +231,7 @@ class ScoringCall:
 
         async def run(call: GenerateCall) -> RequestOutput:
             async with free:
-                return await last_output(serve_admitted(self.state, self.caller, call))
+                return await last_output(serve(self.state, self.caller, call, is_held=True))
 
         tasks = [asyncio.create_task(run(call)) for call in calls]
         try:

@@ -9,7 +9,7 @@ the request, leases its prompt on request, and notifies observers::
 
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 
 from ostinato.core.request import FinishReason
 from ostinato.engine.requests.outputs import RequestOutput
@@ -21,22 +21,6 @@ from ostinato.server.held_prefixes import hold_all
 from ostinato.server.state import ServerState
 from ostinato.server.telemetry.observer import ServedRequest
 from ostinato.tenants.terms import LeaseTerms
-
-
-async def serve(
-    state: ServerState, caller: Caller, call: GenerateCall
-) -> AsyncGenerator[RequestOutput, None]:
-    """Continue one prompt for a caller, and yield cumulative outputs.
-
-    Raises:
-        ApiError: It was refused, or failed, perhaps after some outputs.
-
-    Effects: closing the generator early cancels the request and frees its blocks.
-    """
-    with hold_places(state, caller, [call]):
-        async with aclosing(serve_admitted(state, caller, call)) as outputs:
-            async for output in outputs:
-                yield output
 
 
 @contextmanager
@@ -63,33 +47,47 @@ def hold_places(
         state.rate_limit.leave(caller, num_sequences)
 
 
-async def serve_admitted(
-    state: ServerState, caller: Caller, call: GenerateCall
+async def serve(
+    state: ServerState, caller: Caller, call: GenerateCall, is_held: bool = False
 ) -> AsyncGenerator[RequestOutput, None]:
-    """Continue one prompt whose place is held; otherwise as ``serve``."""
-    prompt, priority = call.prompt(caller), caller.priority_of(call.priority)
-    record = ServedRequest(call.request_id, call, caller, prompt.cache_salt, time.monotonic())
-    try:
-        for observer in state.observers:
-            observer.accepted(record)
-        async with aclosing(
-            state.llm.generate(prompt, call.params, request_id=call.request_id, priority=priority)
-        ) as outputs:
-            async for output in outputs:
-                is_first = record.note(output, time.monotonic())
-                _raise_if_failed(output)
-                if is_first:
-                    await _begin(state, record, output)
-                yield output
-    except Exception as error:
-        record.error = api_error(error)
-        raise record.error from error
-    finally:
-        finished = record.output is not None and record.output.finished
-        record.is_gone = record.error is None and not finished
-        state.rate_limit.charge(caller, record.num_generated)
-        for observer in state.observers:
-            observer.finished(record)
+    """Continue one prompt for a caller, and yield cumulative outputs.
+
+    Args:
+        state: Server state.
+        caller: Its sender.
+        call: The prompt and its parameters.
+        is_held: Whether its place is held already, by ``hold_places``.
+
+    Raises:
+        ApiError: It was refused, or failed, perhaps after some outputs.
+
+    Effects: closing the generator early cancels the request and frees its blocks.
+    """
+    with nullcontext() if is_held else hold_places(state, caller, [call]):
+        prompt, priority = call.prompt(caller), caller.priority_of(call.priority)
+        record = ServedRequest(call.request_id, call, caller, prompt.cache_salt, time.monotonic())
+        try:
+            for observer in state.observers:
+                observer.accepted(record)
+            request_id = call.request_id
+            async with aclosing(
+                state.llm.generate(prompt, call.params, request_id=request_id, priority=priority)
+            ) as outputs:
+                async for output in outputs:
+                    is_first = record.note(output, time.monotonic())
+                    _raise_if_failed(output)
+                    if is_first:
+                        await _begin(state, record, output)
+                    yield output
+        except Exception as error:
+            record.error = api_error(error)
+            raise record.error from error
+        finally:
+            finished = record.output is not None and record.output.finished
+            record.is_gone = record.error is None and not finished
+            state.rate_limit.charge(caller, record.num_generated)
+            for observer in state.observers:
+                observer.finished(record)
 
 
 async def last_output(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:

@@ -97,37 +97,41 @@ def put_all(letters: list[Letter]) -> None:
 
 
 class CommandQueue:
-    """Commands that the engine's thread runs between steps."""
+    """Commands that the engine's thread runs between steps.
+
+    Attributes:
+        reason: Why no command is accepted any more; None while they are.
+    """
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closing = threading.Lock()
-        self._reason: str | None = None
+        self.reason: str | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether commands are accepted."""
-        return self._reason is None and self._owner.is_here
+        return self.reason is None and self._owner.is_here
 
     def put(self, command: Command) -> None:
         """Queue a command without waiting for it, as ``check`` allows; called from any thread."""
         self._owner.check()  # first: a fork may have copied a locked lock
         with self._closing:
-            if self._reason is not None:
-                raise EngineStopped(self._reason)
+            if self.reason is not None:
+                raise EngineStopped(self.reason)
             self._commands.put(command)
 
     def check(self) -> None:
         """Raise ``EngineStopped`` if the queue was closed, or in a fork of the engine's process."""
         self._owner.check()
-        if self._reason is not None:
-            raise EngineStopped(self._reason)
+        if self.reason is not None:
+            raise EngineStopped(self.reason)
 
     def close(self, reason: str) -> None:
         """Accept no more commands, and wake the engine's thread; only the first reason counts."""
         with self._closing:
-            self._reason = self._reason or reason
+            self.reason = self.reason or reason
             self._commands.put(lambda: None)
 
     async def ask(self, question: Callable[[], AnswerT]) -> AnswerT:
@@ -304,7 +308,7 @@ class EngineThread:
     def _serve(self) -> None:
         """Run until the queue is closed. A bug of ours ends the engine; all readers get it."""
         try:
-            while self.commands.is_open:
+            while self.commands.reason is None:
                 self._run_once()
             for live in list(self._mailboxes):
                 self.cancel(live)

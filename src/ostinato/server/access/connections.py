@@ -68,6 +68,7 @@ class LingeringTransport:
         """Wrap a transport."""
         self._transport = transport
         self.close, self.write = close, transport.write
+        self.get_write_buffer_size = transport.get_write_buffer_size
         self.is_lingering = False
 
     def is_closing(self) -> bool:

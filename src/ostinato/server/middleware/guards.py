@@ -49,24 +49,17 @@ class BodyGuard:
             return
         body = _Body()
         try:
-            refusal = await self._take(scope, receive, body)
-            if refusal is not None:
-                await response_of(scope["path"], refusal)(scope, receive, send)
-            elif not body.is_gone:
-                await self._app(scope, _replayed(body.data, receive), send)
-        finally:
-            self._release(body)
-
-    async def _take(self, scope: Scope, receive: Receive, body: "_Body") -> ApiError | None:
-        """Read and check a body; return the response if it is refused."""
-        try:
             # Without a valid key, the body is not even read.
             body.tenant = self._callers.identify(Headers(scope=scope)).tenant
             await self._read(scope, receive, body)
             self._check(body.data)
-        except ApiError as error:
-            return error
-        return None
+        except ApiError as refusal:
+            await response_of(scope["path"], refusal)(scope, receive, send)
+        else:
+            if not body.is_gone:
+                await self._app(scope, _replayed(body.data, receive), send)
+        finally:
+            self._release(body)
 
     async def _read(self, scope: Scope, receive: Receive, body: "_Body") -> None:
         """Read a whole body, unless its sender disconnects.
