@@ -13,17 +13,10 @@ from safetensors.numpy import save_file
 from ostinato.core.errors import ConfigError
 from ostinato.lab.size.quantities import read_bytes, write_bytes
 from ostinato.lab.size.weights import adapter_bytes
+from tests.lab.known_configs import LLAMA_2_7B
 
 from .terminal import Terminal
 
-LLAMA_2_7B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 32,
-    "torch_dtype": "float16",
-}
 GEMMA_3 = {"model_type": "gemma3_text", "dtype": "bfloat16"}
 DEEPSEEK_V3 = {"model_type": "deepseek_v3", "dtype": "bfloat16"}
 HYBRID = {"model_type": "qwen3_5_text", "dtype": "bfloat16", "num_hidden_layers": 64}

@@ -16,21 +16,11 @@ from ostinato.runner.model_loader import load_model
 from tests.runner.bench import own_logits, random_prompt
 from tests.support.instruction_sets import needs_library
 from tests.support.quantized import save_w4a16
-from tests.support.word_checkpoints import save_words
+from tests.support.word_checkpoints import KINDS, save_words
 
 pytestmark = needs_library
 
 PROMPT = random_prompt(1, 20)
-
-KINDS: dict[str, dict[str, Any]] = {
-    "GPTQ": {"method": "gptq"},
-    "GPTQ, symmetric": {"method": "gptq", "is_symmetric": True},
-    "GPTQ by columns": {"method": "gptq", "group_size": -1},
-    "GPTQ in act-order": {"method": "gptq", "act_order": True},
-    "GPTQ v2": {"method": "gptq", "checkpoint_format": "gptq_v2"},
-    "GPTQ in 8 bits": {"method": "gptq", "bits": 8},
-    "AWQ": {"method": "awq", "version": "gemm", "zero_point": True},
-}
 
 
 def exact_logits(path: Path, plain: dict[str, Tensor]) -> Tensor:

@@ -13,6 +13,17 @@ from tests.support.checkpoints import make_config, save_checkpoint
 
 AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 
+KINDS: dict[str, dict[str, Any]] = {
+    "GPTQ": {"method": "gptq"},
+    "GPTQ, symmetric": {"method": "gptq", "is_symmetric": True},
+    "GPTQ by columns": {"method": "gptq", "group_size": -1},
+    "GPTQ in act-order": {"method": "gptq", "act_order": True},
+    "GPTQ v2": {"method": "gptq", "checkpoint_format": "gptq_v2"},
+    "GPTQ in 8 bits": {"method": "gptq", "bits": 8},
+    "AWQ": {"method": "awq", "version": "gemm", "zero_point": True},
+}
+"""Arguments of ``save_words``, one for each kind of checkpoint."""
+
 
 def into_words(numbers: Tensor, bits: int) -> Tensor:
     """Pack (rows, columns) into (rows, columns * bits / 32), the first in the lowest bits."""

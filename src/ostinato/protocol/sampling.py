@@ -86,6 +86,11 @@ class CacheUse(Body):
     write: bool = Field(default=True, description="Whether to publish computed blocks.")
 
 
+CACHE_SALT: Any = Field(
+    default="",
+    description="Only requests of the same salt share blocks; added to the key's salt.",
+)
+
 KEEP_TOKENS: Any = Field(
     default=True,
     description="Whether earlier answers keep the tokens that were generated; false tokenizes the "
@@ -118,10 +123,7 @@ DEFAULT_TTL = "30m"
 class CacheFields(OpenBody):
     """Cache salt, use and retention."""
 
-    cache_salt: ShortText = Field(
-        default="",
-        description="Only requests of the same salt share blocks; added to the key's salt.",
-    )
+    cache_salt: ShortText = CACHE_SALT
     cache: CacheUse = CacheUse()
     keep_tokens: bool = KEEP_TOKENS
     prompt_cache_key: ShortText | None = Field(

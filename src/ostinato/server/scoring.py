@@ -33,7 +33,7 @@ from ostinato.errors import naming
 from ostinato.protocol.body import OpenBody
 from ostinato.protocol.chat import ChatMessage
 from ostinato.protocol.dialects import Dialect
-from ostinato.protocol.sampling import CacheUse, ShortText
+from ostinato.protocol.sampling import CACHE_SALT, CacheUse, ShortText
 from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
@@ -64,10 +64,7 @@ class ScoringFields(OpenBody):
         default=None,
         description="Maximum tokens of each text, which loses its end; -1: what the model takes.",
     )
-    cache_salt: ShortText = Field(
-        default="",
-        description="Only requests of the same salt share blocks; added to the key's salt.",
-    )
+    cache_salt: ShortText = CACHE_SALT
     cache: CacheUse = CacheUse()
     priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Lower goes first.")
 

@@ -17,7 +17,7 @@ from ostinato.runner.attention.native_backend import NativeAttention, NativeLimi
 from ostinato.runner.native.library import Isa, library
 from ostinato.runner.settings import ReadOnce
 from tests.runner.attention.native_scenes import PlanView, limits, shapes
-from tests.runner.attention.scene import Scene, Shape, styles
+from tests.runner.attention.scene import TREE, Scene, Shape, styles
 from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
 
 pytestmark = needs_library
@@ -232,14 +232,6 @@ def test_sinks_are_one_for_each_head():
 
 
 # --- read once (law 2) ---
-
-TREE = Shape(
-    # A system prompt of 8 blocks for all five; a document of 4 more for the first three.
-    sequences=((200, 1), (192, 1), (196, 5), (136, 1), (156, 1)),
-    likes=((0, 0), (0, 12), (0, 12), (0, 8), (0, 8)),
-    group=2,
-    block_size=16,
-)
 
 
 @pytest.mark.parametrize("window", [None, 180])

@@ -25,7 +25,7 @@ from tests.support.instruction_sets import needs_library
 from tests.support.model_families import HYBRIDS
 from tests.support.quantized import BY_TOKEN as BY_TOKENS
 from tests.support.quantized import STATIC, save_w4a16, save_w8a8
-from tests.support.word_checkpoints import save_words
+from tests.support.word_checkpoints import KINDS, save_words
 
 pytestmark = needs_library
 
@@ -49,14 +49,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "qwen3_next": {**HYBRIDS["qwen3_next"], "moe_intermediate_size": 64},
     "minimax_m2": {"num_local_experts": 8, "num_hidden_layers": 4, "num_experts_per_tok": 2},
-}
-KINDS: dict[str, dict[str, Any]] = {
-    "GPTQ": {"method": "gptq"},
-    "GPTQ, symmetric": {"method": "gptq", "is_symmetric": True},
-    "GPTQ by columns": {"method": "gptq", "group_size": -1},
-    "GPTQ in act-order": {"method": "gptq", "act_order": True},
-    "GPTQ v2 in 8 bits": {"method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"},
-    "AWQ": {"method": "awq", "version": "gemm", "zero_point": True},
 }
 
 

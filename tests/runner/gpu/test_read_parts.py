@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.gpu.read_parts import PartLimits, ReadParts, plan_parts
 from tests.runner.attention.native_scenes import shapes
-from tests.runner.attention.scene import Scene, Shape
-
-TREE = Shape(
-    # A system prompt of 8 blocks for all five; a document of 4 more for the first three.
-    sequences=((200, 1), (192, 1), (196, 5), (136, 1), (156, 1)),
-    likes=((0, 0), (0, 12), (0, 12), (0, 8), (0, 8)),
-    group=2,
-    block_size=16,
-)
+from tests.runner.attention.scene import TREE, Scene, Shape
 
 
 def slots_of(plan: ReadParts, scene: Scene, part: np.ndarray) -> list[int]:

@@ -226,7 +226,8 @@ class TurnContinuer:
         if is_alike and numbers:
             at = dict(zip(numbers, places, strict=True))  # the number of a message for the template
             turns = {at[number]: turn for number, turn in self._known(numbers).items()}
-        rendered = self._render(self._with_thoughts(turns), talk.opens_turn)
+        messages = self._with_thoughts(turns) if turns else talk.messages
+        rendered = self._render(messages, talk.opens_turn)
         frames: Frames | None = None
         for following in _NEXT if is_alike else ():
             frames = frames or self._frames(rendered, turns, following)

@@ -89,9 +89,12 @@ def render_checked(
         raise RequestError(
             "the tokenizer has no chat template: give chat_template, or use generate()"
         )
+    template = chat_template or str(tokenizer.chat_template)
+    if "image" in template and _reads_parts_only(tokenizer, template):
+        messages = _in_parts(messages)
     try:
         text = tokenizer.apply_chat_template(
-            _as_read(tokenizer, messages, chat_template),
+            list(messages),
             chat_template=chat_template,
             tools=list(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
@@ -134,13 +137,8 @@ def _check_parts(position: int, content: object, has_images: bool) -> None:
             )
 
 
-def _as_read(
-    tokenizer: Any, messages: Sequence[Message], chat_template: str | None
-) -> list[Message]:
-    """Return messages in the form that a template reads: some know contents only as parts."""
-    template = chat_template or str(tokenizer.chat_template)
-    if "image" not in template or not _reads_parts_only(tokenizer, template):
-        return list(messages)
+def _in_parts(messages: Sequence[Message]) -> list[Message]:
+    """Return messages for a template that knows contents only as parts."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
         if isinstance(message["content"], str)

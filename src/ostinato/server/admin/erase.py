@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from ostinato.server.access.callers import ADMIN_ONLY, KeyedCallers
 from ostinato.server.admin.bodies import EraseBody, ResetBody
@@ -23,7 +23,7 @@ async def reset(body: ResetBody, state: StateDep) -> dict[str, bool]:
 
 
 @router.post("/erase")
-async def erase(body: EraseBody, state: StateDep) -> dict[str, Any]:
+async def erase(body: EraseBody, request: Request, state: StateDep) -> dict[str, Any]:
     """Erase a tenant, and return what was erased where.
 
     With a client's salt only that salt is erased; without one, all data of the tenant, those of
@@ -35,6 +35,7 @@ async def erase(body: EraseBody, state: StateDep) -> dict[str, Any]:
     receipt = await state.llm.erase(salt, body.cancel_running)
     state.held_prefixes.erase(salt)  # their leases have ended
     num_responses += state.responses.erase(salt)  # of requests that ended meanwhile
+    request.app.state.views.clear()
     noted: list[str] = []
     if not body.cache_salt or not caller.salt:
         # Without keys, observers know tenants by a label of the salt that they chose.

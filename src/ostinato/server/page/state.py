@@ -41,7 +41,6 @@ from ostinato.server.state import ServerState, StateDep
 from ostinato.server.telemetry.engine_figures import FIGURES, GROUPS
 from ostinato.server.telemetry.engine_watch import EngineWatch
 from ostinato.server.telemetry.figures import shown
-from ostinato.server.telemetry.observer import Observer
 from ostinato.server.telemetry.tenant_usage import Account, merge
 
 router = APIRouter(include_in_schema=False)
@@ -72,7 +71,7 @@ class Seen:
     prefixes: list[CachedPrefix]
 
 
-class CacheViews(Observer):
+class CacheViews:
     """The last view of the cache for each caller; callers with equal rights share one."""
 
     def __init__(self, llm: AsyncLLM) -> None:
@@ -89,10 +88,9 @@ class CacheViews(Observer):
             self._watches[name] = EngineWatch(self._llm, partial(_view, caller))
         return await self._watches[name].look()
 
-    def erase(self, tenant: str) -> bool:
+    def clear(self) -> None:
         """Remove all views, since any may show an erased prefix."""
         self._watches.clear()
-        return False
 
 
 def _view(caller: Caller, engine: Engine) -> Seen:
@@ -110,7 +108,7 @@ def install(app: FastAPI, state: ServerState) -> None:
     app.state.views = CacheViews(state.llm)
     app.state.load_history = LoadHistory(state.snapshots.look)
     app.state.comparison = Comparison(state.llm)
-    state.observers += [app.state.views, app.state.load_history]
+    state.observers.append(app.state.load_history)
 
 
 @router.get("/ui/state")
