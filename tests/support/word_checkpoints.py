@@ -20,6 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "GPTQ in act-order": {"method": "gptq", "act_order": True},
     "GPTQ v2": {"method": "gptq", "checkpoint_format": "gptq_v2"},
     "GPTQ in 8 bits": {"method": "gptq", "bits": 8},
+    "GPTQ v2 in 8 bits": {"method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"},
     "AWQ": {"method": "awq", "version": "gemm", "zero_point": True},
 }
 """Arguments of ``save_words``, one for each kind of checkpoint."""
