@@ -213,14 +213,14 @@ def max_certain_tokens(
         start: Tokens before those of the prompt.
         limit_tokens: Enough tokens.
     """
-    least_s = min((measured_s for _, measured_s in measured), default=0.0)
-    if seconds < least_s:
+    min_s = min((measured_s for _, measured_s in measured), default=0.0)
+    if seconds < min_s:
         return 0
     certain_tokens = 0
     for work, measured_s in measured:
         factor = seconds / measured_s
         if factor < 1:
-            factor = (seconds - least_s) / (measured_s - least_s)
+            factor = (seconds - min_s) / (measured_s - min_s)
         num_tokens = _tokens_as(work, factor, planned, start, limit_tokens)
         certain_tokens = max(certain_tokens, num_tokens)
         if certain_tokens >= limit_tokens:
