@@ -40,6 +40,7 @@ from ostinato.router.process.worker import Worker
 from ostinato.router.process.worker_pool import ResponseOwner, WorkerPool
 from ostinato.server.access.callers import Caller
 from ostinato.server.errors import ApiError
+from ostinato.tenants.terms import derive_salt
 
 _RETRIED_STATUSES = frozenset({502, 503, 504})
 _MAX_ERROR_BYTES = 65_536
@@ -136,7 +137,7 @@ class Proxy:
         prompt = await self._tokens.read(path, body, caller.tenant)
         caller.priority_of(prompt.priority)  # refused here for workers that know no keys
         is_separate = self._is_separate
-        salt = caller.narrow(prompt.salt) if is_separate else prompt.salt
+        salt = derive_salt(caller.salt, prompt.salt) if is_separate else prompt.salt
         session = session_of(headers, prompt.session)
         session = f"{caller.tenant}\0{session}" if session and caller.tenant else session
         keys = keys_for_worker(headers, self._config)

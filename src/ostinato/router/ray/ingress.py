@@ -24,6 +24,7 @@ from ostinato.router.process.usage_sniffer import UsageSniffer
 from ostinato.router.ray.call import Call, Head, Progress
 from ostinato.server.access.callers import AnyCaller, KeyedCallers
 from ostinato.server.errors import ApiError, api_error, body_of, body_too_long
+from ostinato.tenants.terms import derive_salt
 
 logger = logging.getLogger("ostinato")
 
@@ -81,7 +82,7 @@ class Ingress:
         if path in ROUTED_PATHS:
             prompt = await self._tokens.read(path, body, caller.tenant)
             call.is_comparable = prompt.is_whole
-            salt = caller.narrow(prompt.salt)
+            salt = derive_salt(caller.salt, prompt.salt)
             session = session_of(request.headers, prompt.session)
             call.route_request = await self._tokens.request(
                 prompt, salt, caller.tenant, session, {}
