@@ -2,7 +2,7 @@
  *
  * Each call passes over memory once and rounds where the models of transformers round, so that
  * what comes out differs from theirs by the order of sums alone. As in ostinato_native.h: a plain
- * C ABI, and whoever calls has checked every bound (src/ostinato/runner/forward/records.py).
+ * C ABI, and whoever calls has checked every bound (src/ostinato/runner/forward/ops.py).
  *
  * Formats are OST_FLOAT32 and OST_BFLOAT16 unless said otherwise; strides and sizes are in elements.
  */
