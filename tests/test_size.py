@@ -19,10 +19,10 @@ from ostinato.server.state import ServerState
 from tests.support.servers import serving
 from tests.test_heart import ROOT, code_lines
 
-MAX_CODE_LINES = {"src": 65_406, "tests": 53_905, "benchmarks": 8_941}
+MAX_CODE_LINES = {"src": 65_406, "tests": 53_892, "benchmarks": 8_941}
 """Without blank lines, comments and docstrings, so that explaining costs nothing."""
 
-MAX_CHAT_CALLS, MAX_CHAT_FILES = 814, 103
+MAX_CHAT_CALLS, MAX_CHAT_FILES = 806, 103
 
 PACKAGE = f"{ROOT / 'src/ostinato'}/"
 
