@@ -12,8 +12,16 @@
 extern "C" {
 #endif
 
-/* How logits become scores: over all experts, each by itself, or over the chosen ones alone. */
-enum ost_scores { OST_SOFTMAX = 0, OST_SIGMOID = 1, OST_SOFTMAX_OF_CHOSEN = 2 };
+/* How logits become scores: over all experts, each by itself, or over the chosen ones alone; or in rounds, of
+ * which each chooses the best logit, weighed by a softmax of those that are near enough to it and that no round
+ * before it chose (Phi's sparse mixer; Liu et al., arXiv 2409.12136). */
+enum ost_scores {
+  OST_SOFTMAX = 0,
+  OST_SIGMOID = 1,
+  OST_SOFTMAX_OF_CHOSEN = 2,
+  OST_SIGMOID_OF_CHOSEN = 3,
+  OST_SPARSE_MIXER = 4
+};
 
 /* The top_k experts of each row by score, best first; of equal scores, the first.
  *
@@ -37,6 +45,8 @@ typedef struct ost_routing {
   float epsilon;
   float floor;
   float scale; /* of weights, at last */
+  float cap;    /* logits become cap * tanh(logit / cap); 0 is none */
+  float jitter; /* of the sparse mixer: logits count down to 2 * jitter below the best, by the size of both */
   int32_t num_threads;
 } ost_routing;
 
@@ -45,7 +55,7 @@ OST_EXPORT void ost_route(const ost_routing *routing);
 /* outputs = sum over a row's experts of weight * (gated(inputs x gate_up^T) x down^T).
  *
  * The weights of all experts are one packed weight, each expert's outputs a multiple of 32: gate_up has
- * `inner` gates, then as many ups; `inner` is a multiple of 32. gate_up and down describe the first
+ * `inner` gates, then as many ups if there are any; `inner` is a multiple of 32. gate_up and down describe the first
  * expert; their inputs, outputs and num_rows are not used. If inputs have an order, each expert has one,
  * after that of the expert before. A row's sum is in float, over its experts in
  * ascending order, so that it does not depend on the rows beside it.
@@ -57,12 +67,13 @@ typedef struct ost_experts {
   ost_matrix outputs;     /* (num_rows, down.num_outputs) */
   const int64_t *experts; /* (num_rows, top_k), of a row all different */
   const float *weights;   /* (num_rows, top_k) */
-  ost_product gate_up;    /* bias: (num_experts, 2 * inner), or null */
+  ost_product gate_up;    /* bias: (num_experts, its num_outputs), or null */
   ost_product down;       /* bias: (num_experts, num_outputs), or null */
   int32_t num_rows;
   int32_t num_experts;
   int32_t top_k;
-  int32_t activation;
+  int32_t activation; /* OST_RELU_SQUARED without ups, others with them */
+  int32_t has_up;
   float alpha;
   float limit;
   int32_t num_threads;

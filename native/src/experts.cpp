@@ -4,7 +4,7 @@
 // between their products stays in the processor's caches; a chunk is five works, one after the other::
 //
 //     gather     rows of each expert side by side, where it has several
-//     gate_up    units of all its experts, as products have them     (pairs, 2 * inner)
+//     gate_up    units of all its experts, as products have them     (pairs, 2 * inner), or without ups, inner
 //     gate                                                           (pairs, inner)
 //     down       likewise                                            (pairs, width)
 //     add        stripes of columns: weight * down to the sums of the pair's row, in the order of experts
@@ -58,6 +58,8 @@ void *moved(void *data, int64_t bytes) { return static_cast<char *>(data) + byte
 const void *moved(const void *data, int64_t bytes) {
   return data == nullptr ? nullptr : static_cast<const char *>(data) + bytes;
 }
+
+int64_t inner_of(const ost_experts &op) { return op.gate_up.num_outputs / (1 + op.has_up); }
 
 // One expert's part of a packed weight of all.
 ost_product of_expert(ost_product p, int64_t expert) {
@@ -141,7 +143,7 @@ struct Chunk {
     p.num_rows = static_cast<int32_t>(group.count);
     p.inputs = {moved(buffers->gathered, first * row_bytes()), op->gate_up.num_inputs};
     if (group.count == 1 && updates.empty()) p.inputs.data = const_cast<void *>(given(first));
-    p.outputs = {moved(buffers->gate_up, first * 2 * inner * bytes()), 2 * inner};
+    p.outputs = {moved(buffers->gate_up, first * p.num_outputs * bytes()), p.num_outputs};
     gate_up.products.push_back(p);
     p = of_expert(op->down, group.expert);
     p.num_rows = static_cast<int32_t>(group.count);
@@ -159,7 +161,7 @@ struct Chunk {
                         own.adapter->layers + op->adapter_layer + own.expert});
     const ost_lora_step step{groups.data(), static_cast<int64_t>(groups.size())};
     const int64_t inner = gating.inner, width = op->gate_up.num_inputs;
-    ost_lora lora{{buffers->gathered, width}, {buffers->gate_up, 2 * inner}, &step, 0, 0, num_pairs,
+    ost_lora lora{{buffers->gathered, width}, {buffers->gate_up, op->gate_up.num_outputs}, &step, 0, 0, num_pairs,
                   static_cast<int32_t>(width), op->gate_up.dtype, op->num_threads};
     updates.emplace_back(lora);
     lora.inputs = {buffers->gated, inner};
@@ -309,8 +311,8 @@ class Mixture {
   }
 
   void reserve(int64_t pairs) {
-    const int64_t size = bytes_of(op_.gate_up.dtype), inner = op_.gate_up.num_outputs / 2;
-    const int64_t sizes[] = {pairs * op_.gate_up.num_inputs * size, pairs * 2 * inner * size,
+    const int64_t size = bytes_of(op_.gate_up.dtype), inner = inner_of(op_);
+    const int64_t sizes[] = {pairs * op_.gate_up.num_inputs * size, pairs * op_.gate_up.num_outputs * size,
                              pairs * inner * size, pairs * round_up(op_.down.num_outputs, kTileOutputs) * size,
                              int64_t{op_.num_rows} * op_.down.num_outputs * 4};
     int64_t total = 0, at = 0;
@@ -327,8 +329,8 @@ class Mixture {
     chunk.order = order_.data() + first;
     chunk.shares = shares_.data() + first;
     chunk.num_pairs = groups_[last_group - 1].first + groups_[last_group - 1].count - first;
-    chunk.gating = {buffers_.gate_up, buffers_.gated,   op_.gate_up.num_outputs / 2, op_.gate_up.dtype,
-                    op_.activation,   op_.alpha, op_.limit};
+    chunk.gating = {buffers_.gate_up, buffers_.gated, inner_of(op_), op_.gate_up.dtype, op_.activation,
+                    op_.has_up,       op_.alpha,      op_.limit};
     chunk.add_updates(adapted(first_group, last_group), places_.data());
     for (int64_t i = first_group; i < last_group; ++i)
       chunk.add_expert(groups_[i], groups_[i].first - first);

@@ -44,7 +44,18 @@ inline Floats clamped_gate(const Floats &given_gate, const Floats &given_up, flo
 }
 
 template <class Format>
+void open_row(const ost::Gating &g, int64_t row) {
+  const auto *gates = static_cast<const typename Format::Stored *>(g.gate_up) + row * g.inner;
+  auto *output = static_cast<typename Format::Stored *>(g.output) + row * g.inner;
+  for (int64_t i = 0; i < g.inner; i += kLanes) {
+    const Floats gate = load<Format>(gates + i);
+    store<Format>(output + i, gate > 0.f ? gate * gate : gate * 0.f);
+  }
+}
+
+template <class Format>
 void gate_row(const ost::Gating &g, int64_t row) {
+  if (g.has_up == 0) return open_row<Format>(g, row);
   const auto *gates = static_cast<const typename Format::Stored *>(g.gate_up) + row * 2 * g.inner;
   const auto *ups = gates + g.inner;
   auto *output = static_cast<typename Format::Stored *>(g.output) + row * g.inner;

@@ -7,10 +7,10 @@ namespace ost {
 
 // Rows that one expert gated, or is to gate.
 struct Gating {
-  const void *gate_up;  // rows of 2 * inner numbers
+  const void *gate_up;  // rows of 2 * inner numbers, or of inner without ups
   void *output;         // rows of inner numbers
   int64_t inner;
-  int32_t dtype, activation;
+  int32_t dtype, activation, has_up;
   float alpha, limit;
 };
 

@@ -17,14 +17,22 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr int64_t kRowsPerThread = 16;
 
 // e^x, on every system alike: the series is summed up in double, and its rest is below a float's.
-float exponential(float x) {
-  if (!(x >= -104.f)) return x != x ? x : 0.f;
-  if (x > 89.f) return std::numeric_limits<float>::infinity();
+double exponential(double x) {
+  if (!(x >= -104.)) return x != x ? x : 0.;
+  if (x > 89.) return std::numeric_limits<double>::infinity();
   const double power = std::nearbyint(x * 1.4426950408889634);
   const double rest = x - power * 0.6931471805599453;
   double sum = 1;
   for (int k = 11; k > 0; --k) sum = 1 + rest / k * sum;
-  return static_cast<float>(std::ldexp(sum, static_cast<int>(power)));
+  return std::ldexp(sum, static_cast<int>(power));
+}
+
+float exponential(float x) { return static_cast<float>(exponential(static_cast<double>(x))); }
+
+float sigmoid(float x) { return 1.f / (1.f + exponential(-x)); }
+
+float capped(float x, float cap) {
+  return cap > 0.f ? static_cast<float>(cap - 2. * cap / (exponential(2. * x / cap) + 1.)) : x;
 }
 
 class Router {
@@ -37,6 +45,7 @@ class Router {
     float *weights = r_.weights + row * r_.top_k;
     score(row);
     if (r_.num_groups > 1) drop_groups();
+    if (r_.scores == OST_SPARSE_MIXER) return mix(experts, weights);
     choose(experts);
     weigh(experts, weights);
   }
@@ -45,8 +54,8 @@ class Router {
   void score(int64_t row) {
     const int64_t begin = row * r_.logits.stride;
     for (int32_t e = 0; e < r_.num_experts; ++e) {
-      const float logit = load_element(r_.logits.data, r_.dtype, begin + e);
-      scores_[e] = r_.scores == OST_SIGMOID ? 1.f / (1.f + exponential(-logit)) : logit;
+      const float logit = capped(load_element(r_.logits.data, r_.dtype, begin + e), r_.cap);
+      scores_[e] = r_.scores == OST_SIGMOID ? sigmoid(logit) : logit;
     }
     if (r_.scores == OST_SOFTMAX) softmax(scores_.data(), r_.num_experts);
     for (int32_t e = 0; e < r_.num_experts; ++e)
@@ -83,29 +92,52 @@ class Router {
   // Also where numbers are none, every place gets another expert.
   void choose(int64_t *experts) {
     taken_.assign(choice_.size(), false);
+    for (int32_t k = 0; k < r_.top_k; ++k) experts[k] = next();
+  }
+
+  int32_t next() {
+    int32_t best = -1;
+    for (int32_t e = 0; e < r_.num_experts; ++e)
+      if (!taken_[e] && (best < 0 || choice_[e] > choice_[best])) best = e;
+    taken_[best] = true;
+    return best;
+  }
+
+  void mix(int64_t *experts, float *weights) {
+    taken_.assign(choice_.size(), false);
     for (int32_t k = 0; k < r_.top_k; ++k) {
-      int32_t best = -1;
-      for (int32_t e = 0; e < r_.num_experts; ++e)
-        if (!taken_[e] && (best < 0 || choice_[e] > choice_[best])) best = e;
-      taken_[best] = true;
-      experts[k] = best;
+      const std::vector<bool> before = taken_;
+      const int32_t chosen = next();
+      const float best = scores_[chosen];
+      float sum = 0.f;
+      for (int32_t e = 0; e < r_.num_experts; ++e) {
+        const float size = std::max(std::abs(scores_[e]), best);
+        const bool is_far = (best - scores_[e]) / size > 2.f * r_.jitter;
+        if (!before[e] && !is_far) sum += exponential(scores_[e] - best);
+      }
+      experts[k] = chosen;
+      weights[k] = rounded(1.f / sum);
     }
   }
 
   void weigh(const int64_t *experts, float *weights) const {
     for (int32_t k = 0; k < r_.top_k; ++k) weights[k] = scores_[experts[k]];
     if (r_.scores == OST_SOFTMAX_OF_CHOSEN) softmax(weights, r_.top_k);
+    for (int32_t k = 0; k < r_.top_k && r_.scores == OST_SIGMOID_OF_CHOSEN; ++k)
+      weights[k] = sigmoid(weights[k]);
     if (r_.divides != 0) {
       float sum = 0.f;
       for (int32_t k = 0; k < r_.top_k; ++k) sum += weights[k];
       sum = std::max(sum + r_.epsilon, r_.floor);
       for (int32_t k = 0; k < r_.top_k; ++k) weights[k] /= sum;
     }
-    for (int32_t k = 0; k < r_.top_k; ++k) {
-      uint32_t stored;
-      store_element(&stored, r_.weight_dtype, 0, weights[k] * r_.scale);
-      weights[k] = load_element(&stored, r_.weight_dtype, 0);
-    }
+    for (int32_t k = 0; k < r_.top_k; ++k) weights[k] = rounded(weights[k] * r_.scale);
+  }
+
+  float rounded(float weight) const {
+    uint32_t stored;
+    store_element(&stored, r_.weight_dtype, 0, weight);
+    return load_element(&stored, r_.weight_dtype, 0);
   }
 
   const ost_routing &r_;

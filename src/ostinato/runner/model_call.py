@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ostinato.runner.adapters.lora import StepAdapters
 from ostinato.runner.adapters.module_updates import hook_updates
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
+from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.heads import HiddenRows
 from ostinato.runner.inputs import Ints
 from ostinato.runner.states.mixers import bind_mixers, passes_steps
@@ -139,7 +140,8 @@ class ModelCall:
         """Add a hook for updates to each module that an adapter changes."""
         for segment in () if adapters is None else adapters.segments:
             for name in segment.adapter.modules.keys() - self._adapted:
-                module = self.model.get_submodule(name)
+                module, parent = map(self.model.get_submodule, (name, name.rpartition(".")[0]))
+                module = parent if isinstance(parent, PackedRouter) else module
                 hook_updates(name, module, segment.adapter, lambda: self._adapters)
                 self._adapted.add(name)
 

@@ -27,8 +27,14 @@ SPANS = [(0, 5, 0), (6, 30, 1), (33, NUM_ROWS, 0)]
 class Adapted:
     """A module with the adapters of a step, which a test sets."""
 
-    def __init__(self, name: str, module: nn.Module, adapters: list[lora.LoraAdapter]) -> None:
-        self._adapters, self._module = adapters, module
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        adapters: list[lora.LoraAdapter],
+        around: nn.Module | None = None,
+    ) -> None:
+        self._adapters, self._module = adapters, around or module
         self.step: lora.StepAdapters | None = None
         hook_updates(name, module, adapters[0], lambda: self.step)
 
@@ -59,21 +65,23 @@ def layer(rank: int, width: int, height: int, dtype: torch.dtype) -> lora.LoraLa
 
 def expert_layers(module: nn.Module, dtype: torch.dtype) -> list[dict[str, lora.LoraLayer]]:
     """Rank 3 of all experts, ten of which share a tile; rank 40 of the gates of some, and 5."""
-    gate_up, down = stacks_by_name(module).values()
+    stacks = stacks_by_name(module)
+    name, gate_up = next(iter(stacks.items()))
     count, inner = gate_up.num_experts, gate_up.part_rows
     first: dict[str, lora.LoraLayer] = {}
     for expert in range(count):
-        own = layer(3, WIDTH, 2 * inner, dtype)
+        own = layer(3, WIDTH, gate_up.num_outputs, dtype)
         up = gate_up.arranged(own.up).contiguous()
-        first[f"experts[{expert}].gate_up_proj"] = lora.LoraLayer(own.down, up, own.scale)
-        first[f"experts[{expert}].down_proj"] = layer(3, inner, down.part_rows, dtype)
-    second = {f"experts[{e}].gate_proj": layer(40, WIDTH, inner, dtype) for e in (0, 3)}
+        first[f"experts[{expert}].{name}"] = lora.LoraLayer(own.down, up, own.scale)
+        first[f"experts[{expert}].down_proj"] = layer(3, inner, WIDTH, dtype)
+    gates = (0, 3) if name == "gate_up_proj" else ()
+    second = {f"experts[{e}].gate_proj": layer(40, WIDTH, inner, dtype) for e in gates}
     second |= {f"experts[{e}].up_proj": layer(5, WIDTH, inner, dtype) for e in (0, 1, 7)}
     return [first, second]
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float32", "float16", "int8", "int4", "w4a8"])
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "nemotron_h"])
 def test_updates_of_experts_are_those_of_merged_weights(family: str, name: str):
     """Rows of two adapters and of none; alone, each of them has the same bits."""
     is_plain = name.startswith(("bf", "fl"))
@@ -117,16 +125,20 @@ def test_many_rows_of_adapters_go_in_several_chunks_with_the_same_bits():
         assert torch.equal(part, together[first : first + 100])
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_moe", "gpt_oss", "deepseek_v3", "phimoe", "hunyuan_v1_moe"]
+)
 def test_an_update_of_a_router_changes_the_choice_of_its_rows(family: str):
     block = block_of(family, torch.float32)
     rows, routed = rows_of(NUM_ROWS, torch.float32), copy.deepcopy(block).double()
     pack_linears(block)
     name, router = next((n, m) for n, m in block.named_modules() if isinstance(m, PackedRouter))
+    name += router.suffix
     both = [{name: layer(rank, WIDTH, 8, torch.float32)} for rank in (2, 4)]
     packed, plain = adapters_of(both)
     ours = Adapted(name, router, packed)
-    theirs = Adapted(name, routed.get_submodule(name), plain)
+    own = routed.get_submodule(name.removesuffix(router.suffix))
+    theirs = Adapted(name, routed.get_submodule(name), plain, own)
     logits, _, chosen = ours(SPANS, rows)
     exact = theirs(SPANS, rows.double())
     assert distance(logits, exact[0]) < 2e-6

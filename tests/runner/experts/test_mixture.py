@@ -60,6 +60,23 @@ _GROUPS: dict[str, Any] = {
     "mlp_layer_types": ["sparse"],
     "layer_types": ["full_attention"],
 }
+_COHERE: dict[str, Any] = {
+    "layer_types": ["full_attention"],
+    "mlp_layer_types": ["sparse"],
+    "num_shared_experts": 1,
+    "shared_expert_combination_strategy": "average",
+}
+_LAGUNA = {**_GROUPS, "moe_routed_scaling_factor": 2.5, "num_attention_heads_per_layer": [4]}
+_NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["moe"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "moe_shared_expert_intermediate_size": INNER,
+    "moe_latent_size": None,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"norm_topk_prob": False},
     "qwen3_moe": {"norm_topk_prob": True},
@@ -84,19 +101,38 @@ FAMILIES: dict[str, dict[str, Any]] = {
     **{family: {} for family in ("minimax_m2", "granitemoeshared", "flex_olmo", "mellum")},
     "ernie4_5_moe": {"moe_layer_start_index": 0, "moe_num_experts": 8, "moe_k": 3},
     "hunyuan_v1_moe": {"moe_topk": 3},
+    "phimoe": {"num_experts_per_tok": 2, "router_jitter_noise": 0.2},
+    "cohere2_moe": {**_COHERE, "expert_selection_fn": "softmax", "num_shared_experts": 0},
+    "cohere2_moe sigmoid": {**_COHERE, "expert_selection_fn": "sigmoid", "norm_topk_prob": True},
+    "laguna": _LAGUNA,
+    "laguna capped": {**_LAGUNA, "moe_router_logit_softcapping": 2.0},
+    "minimax_m3_vl_text": {**_GROUPS, "shared_intermediate_size": INNER, "swiglu_limit": 1.5},
+    "lfm2_moe": {**_GROUPS, "num_dense_layers": 0, "routed_scaling_factor": 2.5},
+    "nemotron_h": _NEMOTRON,
+    "afmoe": {**_GROUPS, "num_dense_layers": 0, "num_shared_experts": 1, "route_scale": 2.5},
+    "hy_v3": {**_GROUPS, "num_shared_experts": 1, "router_scaling_factor": 2.5},
+    "jamba": {"attn_layer_period": 1, "attn_layer_offset": 0, "expert_layer_offset": 0},
+    "aria_text": {"moe_num_experts": 8, "moe_topk": 3, "moe_num_shared_experts": 1},
+    "mistral4": {**_MLA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "flint": {"layer_types": ["full_attention"], "mlp_only_layers": [], "norm_topk_prob": True},
+    "kolibri1": {**_GROUPS, "norm_topk_prob": True},
 }
+
+ALONE = ["qwen2_moe", "gpt_oss", "deepseek_v3", "granitemoe", "phimoe", "lfm2_moe", "nemotron_h"]
 
 
 def block_of(family: str, dtype: torch.dtype) -> nn.Module:
     """The block of a tiny model's only layer that has experts, with random weights."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **{**_BASE, **FAMILIES[family]})
+    config = transformers.AutoConfig.for_model(
+        family.partition(" ")[0], **{**_BASE, **FAMILIES[family]}
+    )
     config._experts_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModel.from_config(config)
     for block in model.modules():
         if any(is_experts(child) for child in block.children()):
             for name, tensor in (*block.named_parameters(), *block.named_buffers()):
-                tensor.data.normal_(std=0.02 if "correction" in name else 0.3)
+                tensor.data.normal_(std=0.02 if "bias" in name else 0.3)
             return block.to(dtype).eval().requires_grad_(False)
     raise AssertionError(f"{family} has no experts")
 
@@ -121,6 +157,7 @@ def test_a_packed_block_computes_what_the_block_does_in_float64(family: str):
     block, rows = block_of(family, torch.float32), rows_of(19, torch.float32)
     exact = call(block_of(family, torch.float64), rows.double())
     assert pack_mixtures(block, pack_plain.pack_experts) == 1
+    assert any(isinstance(module, PackedRouter) for module in block.modules())
     assert distance(call(block, rows), exact) < 2e-6
 
 
@@ -139,7 +176,7 @@ def test_in_bfloat16_a_packed_block_is_as_near_as_the_block_itself(family: str):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss", "deepseek_v3", "granitemoe"])
+@pytest.mark.parametrize("family", ALONE)
 def test_a_row_alone_equals_that_row_in_any_batch(family: str, dtype: torch.dtype):
     """Also where experts have many rows in one batch, one in another, and go in other chunks."""
     block, rows = block_of(family, dtype), rows_of(70, dtype)
@@ -160,7 +197,7 @@ def test_many_rows_go_in_several_chunks_with_the_same_bits():
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "w8a8", "w4a8"])
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3", *ALONE[-3:]])
 def test_experts_of_few_bits_stay_near_and_keep_each_rows_bits(family: str, name: QuantizationName):
     """The codes' own error is what is allowed: half a step of 8 or 4 bits."""
     block, rows = block_of(family, torch.bfloat16), rows_of(40, torch.bfloat16)
@@ -176,7 +213,7 @@ def test_experts_of_few_bits_stay_near_and_keep_each_rows_bits(family: str, name
         assert torch.equal(call(block, rows[:count]), together[:count])
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "hunyuan_v1_moe", "nemotron_h"])
 def test_packed_experts_have_the_names_and_numbers_of_the_plain_ones(family: str):
     """So that weights can be saved, loaded, replaced, and unpacked again."""
     block, rows = block_of(family, torch.float32), rows_of(5, torch.float32)

@@ -26,7 +26,8 @@ from transformers.pytorch_utils import Conv1D
 from ostinato.core.errors import RequestError
 from ostinato.runner.adapters.lora import LoraLayer
 from ostinato.runner.adapters.lora_config import LoraConfig
-from ostinato.runner.experts.mixture import NAMES, PackedExperts, first_outputs, stacks_by_name
+from ostinato.runner.experts.families import ROUTERS
+from ostinato.runner.experts.mixture import PackedExperts, first_outputs, stacks_by_name
 from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.experts.stack import ExpertStack
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _EXPERT = re.compile(r"(?P<experts>.+)\.(?P<index>\d{1,9})\.(?P<part>\w+)")
-_BOTH = NAMES[0]
+_BOTH = "gate_up_proj"
 _MIXTRAL_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 Factors = tuple[Tensor, Tensor]
@@ -88,13 +89,18 @@ class BaseModel:
                 f"{self._adapter}: the weights of {key} have rank {rank}, and its config says "
                 f"{self._config.rank_of(key)}"
             )
-        module = self._modules.get(own)
-        dtype = module.dtype if isinstance(module, PackedRouter) else self._model.dtype
+        router = self._router_of(own)
+        dtype = self._model.dtype if router is None else router.dtype
         to = {"dtype": dtype, "device": self._model.device}
         return {
             update: LoraLayer(down.to(**to).contiguous(), up.to(**to).contiguous(), scale)
             for update, (down, up) in updates.items()
         }
+
+    def _router_of(self, name: str) -> PackedRouter | None:
+        """Return the packed router that a layer is, or that has it."""
+        own = (self._modules.get(each) for each in (name, name.rpartition(".")[0]))
+        return next((module for module in own if isinstance(module, PackedRouter)), None)
 
     def _of_all_experts(
         self, name: str, own: str, stacks: Mapping[str, ExpertStack], factors: Factors
@@ -182,6 +188,8 @@ def linear_size(module: nn.Module) -> tuple[int, int] | None:
     """Return inputs and outputs of a linear layer; None if a module is none."""
     if isinstance(module, Conv1D):
         return module.weight.shape[0], module.weight.shape[1]
+    if type(module).__name__.lower() in ROUTERS:
+        return None  # Phi's router is a linear layer that returns more than its product
     sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
     if not isinstance(sizes[0], int) or not isinstance(sizes[1], int):
         return None

@@ -106,7 +106,8 @@ class _MergedRows:
         own, stacks = cast(Any, module), stacks_by_name(module)
         layers = cast(Mapping[str, LoraLayer], adapter.layers)  # of what is not packed
         if not stacks:
-            return {"weight": own.weight + layers[self._name].weight()}
+            name = f"{getattr(own, 'suffix', '')}.weight"[1:]
+            return {name: own.get_parameter(name) + layers[self._name].weight()}
         merged: dict[str, Tensor] = {}
         for name, parts in first_outputs(stacks).items():
             stack = stacks[name]

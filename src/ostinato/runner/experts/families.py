@@ -5,13 +5,14 @@ are laid out; only what is between the two products is a class's own. Routers ar
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
-SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 0, 1, 2
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN, SPARSE_MIXER = range(5)
 """``ost_scores``."""
 
-SILU, GELU_TANH, CLAMPED = 0, 2, 5
+SILU, GELU_TANH, RELU_SQUARED, CLAMPED = 0, 2, 4, 5
 """``ost_activation``."""
 
 
@@ -21,52 +22,92 @@ class RouterFamily:
 
     Attributes:
         scores: How logits become scores.
+        scores_of: Attribute with the name of another way, see ``SCORES``; empty if there is none.
         divides: Whether weights are divided by their sum, or the attribute that says so.
         rounds: Whether weights are rounded to the dtype of the hidden states.
         is_float32: Whether logits are computed in float32.
         correction: Name of the vector that is added to scores for the choice alone; empty if there
-            is none.
-        is_correction_given: Whether the block hands that vector to the router.
+            is none, or the block hands it to the router.
         group_best: Number of experts that a group is judged by; 0 if there are no groups.
         epsilon: What is added to the sum of weights.
         floor: The attribute that is the least sum of weights; empty if there is none.
+        linear: Name of the linear layer that computes logits; empty for a weight of the router.
+        scale: The attribute that is the factor of weights, if the router has it.
+        cap: The attribute that logits are capped at, softly; empty if there is none.
+        jitter: The attribute that says how far below the best logit another one counts; likewise.
     """
 
     scores: int = SOFTMAX
+    scores_of: str = ""
     divides: bool | str = True
     rounds: bool = False
     is_float32: bool = False
     correction: str = ""
-    is_correction_given: bool = False
     group_best: int = 0
     epsilon: float = 0.0
     floor: str = ""
+    linear: str = ""
+    scale: str = "routed_scaling_factor"
+    cap: str = ""
+    jitter: str = ""
 
 
+_CORRECTION = "e_score_correction_bias"
 _QWEN = RouterFamily(divides="norm_topk_prob", rounds=True)
 _OF_CHOSEN = RouterFamily(SOFTMAX_OF_CHOSEN, divides=False, rounds=True)
 _DEEPSEEK = RouterFamily(
     SIGMOID,
     divides="norm_topk_prob",
     is_float32=True,
-    correction="e_score_correction_bias",
+    correction=_CORRECTION,
     group_best=2,
     epsilon=1e-20,
 )
 
 _FAMILIES: tuple[tuple[RouterFamily, str], ...] = (
-    (_QWEN, "FlexOlmo Mellum Olmoe Qwen2Moe Qwen3Moe Qwen3Next Qwen4ExpText"),
+    (
+        _QWEN,
+        "FlexOlmo Mellum Olmoe Qwen2Moe Qwen3Moe Qwen3Next Qwen3OmniMoeThinkerText Qwen4ExpText",
+    ),
     (RouterFamily(rounds=True), "Qwen3_5Moe Qwen3VLMoeText"),
+    (RouterFamily(rounds=True, linear="wg"), "HunYuanMoEV1Gate"),
     (RouterFamily(), "MiniMax Mixtral"),
-    (_OF_CHOSEN, "GptOss GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared"),
-    (RouterFamily(divides=False, is_float32=True, group_best=1), "DeepseekV2"),
+    (RouterFamily(divides=False, rounds=True), "Jamba"),
+    (_OF_CHOSEN, "AriaText GptOss GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared"),
+    (replace(_QWEN, scores_of="expert_selection_fn"), "Cohere2Moe"),
+    (replace(_OF_CHOSEN, scores=SPARSE_MIXER, jitter="router_jitter_noise"), "Phimoe"),
+    (
+        RouterFamily(divides=False, is_float32=True, group_best=1),
+        "DeepseekOcr2Text DeepseekV2 UnlimitedOcrText",
+    ),
+    (replace(_QWEN, group_best=2, epsilon=1e-20), "Mistral4"),
+    (RouterFamily(is_float32=True, group_best=2, epsilon=1e-20), "MistralLarge4Text"),
     (
         _DEEPSEEK,
-        "AXK1 BailingHybrid DeepseekV3 DeepseekV32 Dots1 Dots3NoteText ExaoneMoe Glm4Moe "
+        "AXK1 BailingHybrid Beam DeepseekV3 DeepseekV32 Dots1 Dots3NoteText ExaoneMoe Glm4Moe "
         "Glm4MoeLite Glm4vMoeText Glm5NextText GlmMoeDsa HYV4 KimiLinear MiMoV2Flash NemotronH "
         "SolarOpen",
     ),
-    (RouterFamily(SIGMOID, is_correction_given=True), "MiniMaxM2"),
+    (RouterFamily(SIGMOID), "MiniMaxM2"),
+    (RouterFamily(SIGMOID, correction=_CORRECTION), "MiniMaxM3VL Step3p7"),
+    (
+        RouterFamily(SIGMOID, rounds=True, correction=_CORRECTION, cap="router_logit_softcapping"),
+        "Laguna",
+    ),
+    (replace(_QWEN, scores=SIGMOID, epsilon=1e-6), "Lfm2Moe"),
+    (
+        RouterFamily(SIGMOID, epsilon=1e-20, linear="gate", scale="route_scale"),
+        "AfmoeTokenChoiceRouter",
+    ),
+    (
+        RouterFamily(SIGMOID, is_float32=True, epsilon=1e-20, scale="router_scaling_factor"),
+        "HYV3",
+    ),
+    (RouterFamily(SIGMOID, divides="norm_topk_prob", is_float32=True), "Flint"),
+    (
+        replace(_DEEPSEEK, scores=SIGMOID_OF_CHOSEN, group_best=0, epsilon=0.0),
+        "Kolibri1",
+    ),
     (
         RouterFamily(
             rounds=True,
@@ -78,23 +119,46 @@ _FAMILIES: tuple[tuple[RouterFamily, str], ...] = (
     ),
 )
 ROUTERS: Mapping[str, RouterFamily] = {
-    f"{name}TopKRouter".lower(): family for family, names in _FAMILIES for name in names.split()
+    (name if name.endswith(("Gate", "Router")) else f"{name}TopKRouter").lower(): family
+    for family, names in _FAMILIES
+    for name in names.split()
 }
 """Routers by the name of their class, in small letters: some are ``TopkRouter``."""
 
+SCORES: Mapping[str, int] = {"softmax": SOFTMAX_OF_CHOSEN, "sigmoid": SIGMOID_OF_CHOSEN}
+"""Ways to choose by logits, by the name that configs have for them."""
+
 _ACTIVATIONS: Mapping[str, int] = {
+    "torch.nn.functional.silu": SILU,
     "torch.nn.modules.activation.SiLU": SILU,
     "transformers.activations.SiLUActivation": SILU,
     "transformers.activations.GELUTanh": GELU_TANH,
+    "transformers.activations.ReLUSquaredActivation": RELU_SQUARED,
 }
-"""By the names of classes: to import those of transformers takes seconds."""
+"""By the names of functions and classes: to import those of transformers takes seconds."""
+
+_CLAMPED: Mapping[str, tuple[str, str]] = {
+    "GptOssExperts": ("alpha", "limit"),
+    "MiniMaxM3VLExperts": ("swiglu_alpha", "swiglu_limit"),
+}
+"""Experts with clamped gates: the attributes of the factor, and of where they are clamped."""
 
 
-def activation_of(experts: Any) -> int | None:
-    """Return what is between the products of experts; None if it is not known."""
-    if _name_of(type(experts)._apply_gate) == "transformers.integrations.moe._default_apply_gate":
-        return _ACTIVATIONS.get(_name_of(type(experts.act_fn)))
-    return CLAMPED if type(experts).__name__ == "GptOssExperts" else None
+def gating_of(experts: Any) -> tuple[int, float, float] | None:
+    """Return the activation between the products of experts, its factor and its limit.
+
+    None if it is not known; experts without gates have an activation alone.
+    """
+    own, act = _name_of(type(experts)._apply_gate), getattr(experts, "act_fn", None)
+    if experts.has_gate and own != "transformers.integrations.moe._default_apply_gate":
+        if (names := _CLAMPED.get(type(experts).__name__)) is None:
+            return None
+        alpha, limit = (float(getattr(experts, name)) for name in names)
+        return CLAMPED, alpha, limit
+    activation = _ACTIVATIONS.get(_name_of(act if isinstance(act, FunctionType) else type(act)))
+    if activation is None or experts.has_gate == (activation == RELU_SQUARED):
+        return None
+    return activation, 1.0, 0.0
 
 
 def _name_of(known: Any) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ostinato.runner.experts.families import CLAMPED, activation_of
+from ostinato.runner.experts.families import gating_of
 from ostinato.runner.experts.routers import PackedRouter, Routing, family_of
 from ostinato.runner.experts.stack import ExpertStack, padded, stacks_of
 from ostinato.runner.native.ctypes_api import DTYPES, floats, int32s, int64s, pointers
@@ -20,9 +20,6 @@ from ostinato.runner.native.packed import (
     padded_width,
     required_library,
 )
-
-NAMES = ("gate_up_proj", "down_proj")
-"""The weights of experts."""
 
 _LAYOUT = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
 
@@ -36,7 +33,7 @@ class ExpertsRecord(ctypes.Structure):
         *pointers("experts", "weights"),
         ("gate_up", Product),
         ("down", Product),
-        *int32s("num_rows", "num_experts", "top_k", "activation"),
+        *int32s("num_rows", "num_experts", "top_k", "activation", "has_up"),
         *floats("alpha", "limit"),
         *int32s("num_threads"),
         *pointers("adapters"),
@@ -70,11 +67,9 @@ class Gating:
     @classmethod
     def of(cls, experts: nn.Module) -> "Gating":
         """Read it from experts of ``transformers`` that are packed."""
-        activation, own = activation_of(experts), cast(Any, experts)
-        assert activation is not None, "unknown experts stay as they are"
-        if activation == CLAMPED:
-            return cls(activation, own.alpha, own.limit)
-        return cls(activation)
+        numbers = gating_of(experts)
+        assert numbers is not None, "unknown experts stay as they are"
+        return cls(*numbers)
 
 
 class PackedPart:
@@ -106,8 +101,6 @@ class PackedPart:
         """Describe the product of the first expert."""
         product = self.packed.template(bias)
         product.num_outputs = self.stack.expert_rows
-        if self.stack.num_parts == 1:
-            product.num_outputs = self.stack.part_rows
         return product
 
 
@@ -115,7 +108,7 @@ class PackedExperts(nn.Module):
     """Takes the place of the experts of ``transformers``, as ``PackedLinear`` that of a layer.
 
     Attributes:
-        parts: The packed weights by name.
+        parts: The packed weights by name: gates and ups, or ups alone, and what leads back.
         gating: What is between their products.
         origin: The module that it replaces, without its weights, in a tuple; or nothing.
     """
@@ -130,7 +123,7 @@ class PackedExperts(nn.Module):
         """Compute with packed weights and with biases by the names of the weights."""
         super().__init__()
         self.parts, self.gating, self.origin = parts, gating, origin
-        for name in NAMES:
+        for name in parts:
             self.register_parameter(f"{name}_bias", biases[name])
         self.sync()
         self.eval()
@@ -140,19 +133,24 @@ class PackedExperts(nn.Module):
         """Pack the weights of experts of ``transformers``, and free the plain ones."""
         gating, parts = Gating.of(experts), dict[str, PackedPart]()
         own, biases = cast(Any, experts), dict[str, nn.Parameter | None]()
-        for name, stack in zip(NAMES, stacks_of(experts), strict=True):
+        for name, stack in stacks_of(experts).items():
             parts[name] = part = PackedPart(stack, pack(stack))
             experts._parameters[name] = part.stack.weight
             biases[name] = own._parameters.get(f"{name}_bias") if own.has_bias else None
         return cls(parts, biases, gating, (experts,))
 
+    @property
+    def num_experts(self) -> int:
+        """Number of experts."""
+        return self.parts["down_proj"].stack.num_experts
+
     def sync(self) -> None:
         """Arrange the biases again, after they were replaced."""
-        self._biases = {name: self._arranged_bias(name) for name in NAMES}
+        self._biases = {name: self._arranged_bias(name) for name in self.parts}
 
     def _arranged_bias(self, name: str) -> Tensor | None:
         bias, part = self._parameters[f"{name}_bias"], self.parts[name]
-        if bias is None or part.stack.num_parts == 1 or bias.is_meta:
+        if bias is None or name == "down_proj" or bias.is_meta:
             return bias
         return torch.stack([part.stack.arranged(own) for own in bias.detach()]).contiguous()
 
@@ -182,9 +180,9 @@ class PackedExperts(nn.Module):
         Returns:
             Shape (num_rows, width), a new tensor.
         """
-        gate_up, down = (self.parts[name] for name in NAMES)
+        gate_up, down = self.parts.values()
         num_rows, width = rows.shape
-        num_experts, top_k = gate_up.stack.num_experts, experts.shape[-1]
+        num_experts, top_k = self.num_experts, experts.shape[-1]
         assert rows.dtype == gate_up.dtype and width == gate_up.stack.in_features, rows.shape
         assert experts.shape == weights.shape == (num_rows, top_k), experts.shape
         outputs = rows.new_empty(num_rows, down.stack.part_rows)
@@ -195,17 +193,19 @@ class PackedExperts(nn.Module):
         low, high = torch.aminmax(experts)
         assert int(low) >= 0 and int(high) < num_experts, "no such expert"
         rows = functional.pad(rows, (0, padded_width(width) - width)).contiguous()
+        products = [part.product(self._biases[name]) for name, part in self.parts.items()]
+        products[1].num_outputs = down.stack.part_rows
         record = ExpertsRecord(
             Matrix.of(rows),
             Matrix.of(outputs),
             experts.data_ptr(),
             weights.data_ptr(),
-            gate_up.product(self._biases[NAMES[0]]),
-            down.product(self._biases[NAMES[1]]),
+            *products,
             num_rows,
             num_experts,
             top_k,
             self.gating.activation,
+            gate_up.stack.num_parts == 2,
             self.gating.alpha,
             self.gating.limit,
             torch.get_num_threads(),
@@ -224,7 +224,7 @@ class PackedExperts(nn.Module):
 
     def extra_repr(self) -> str:
         """Say how many there are."""
-        return f"num_experts={self.parts[NAMES[0]].stack.num_experts}, packed"
+        return f"num_experts={self.num_experts}, packed"
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -281,33 +281,27 @@ def stacks_by_name(module: nn.Module | None) -> dict[str, ExpertStack]:
     """Return the weights of experts, packed or not; empty if a module is none."""
     if isinstance(module, PackedExperts):
         return {name: part.stack for name, part in module.parts.items()}
-    if module is None or not all(hasattr(module, name) for name in _LAYOUT):
-        return {}
-    if is_experts(module):
-        return dict(zip(NAMES, stacks_of(module), strict=True))
-    own = cast(Any, module)
-    weights = {name: own._parameters.get(name) for name in ("up_proj", "down_proj")}
-    if own.has_gate or any(weight is None or weight.ndim != 3 for weight in weights.values()):
-        return {}
-    return {n: ExpertStack(weight, 1, own.is_transposed, False) for n, weight in weights.items()}
+    return stacks_of(module) if module is not None and is_experts(module) else {}
 
 
 def is_experts(module: nn.Module) -> bool:
     """Return whether a module is the experts of a block of ``transformers``."""
-    weights = [module._parameters.get(name) for name in NAMES]
-    is_stacked = all(weight is not None and weight.ndim == 3 for weight in weights)
-    return is_stacked and all(hasattr(module, name) for name in _LAYOUT)
+    if not all(hasattr(module, name) for name in _LAYOUT):
+        return False
+    names = "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+    weights = [module._parameters.get(name) for name in names]
+    return all(weight is not None and weight.ndim == 3 for weight in weights)
 
 
 def why_unpacked_experts(module: nn.Module) -> str | None:
     """Return why experts stay modules; None if they are packed."""
     own, name = cast(Any, module), type(module).__name__
-    if not own.has_gate or own.has_post_expert_norm:
-        return f"{name} has experts without gates, or with norms"
-    if activation_of(module) is None:
+    if own.has_post_expert_norm:
+        return f"{name} has experts with norms"
+    if gating_of(module) is None:
         return f"{name} gates in a way of its own"
-    if own.gate_up_proj.dtype not in DTYPES:
-        return f"{str(own.gate_up_proj.dtype).removeprefix('torch.')} experts are not packed"
+    if own.down_proj.dtype not in DTYPES:
+        return f"{str(own.down_proj.dtype).removeprefix('torch.')} experts are not packed"
     return None
 
 
@@ -315,7 +309,7 @@ def expert_weights(model: nn.Module) -> Iterator[tuple[str, ExpertStack]]:
     """Yield names and weights of the experts that are packed."""
     for path, module in model.named_modules():
         if is_experts(module) and why_unpacked_experts(module) is None:
-            for name, stack in zip(NAMES, stacks_of(module), strict=True):
+            for name, stack in stacks_of(module).items():
                 yield f"{path}.{name}", stack
 
 

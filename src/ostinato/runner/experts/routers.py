@@ -8,7 +8,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ostinato.runner.experts.families import ROUTERS, RouterFamily
+from ostinato.runner.experts.families import (
+    ROUTERS,
+    SCORES,
+    SOFTMAX_OF_CHOSEN,
+    RouterFamily,
+)
 from ostinato.runner.native.ctypes_api import DTYPES, floats, int32s, pointers
 from ostinato.runner.native.packed import Matrix, PackedWeight, required_library
 
@@ -21,7 +26,7 @@ class RoutingRecord(ctypes.Structure):
         *pointers("correction", "experts", "weights"),
         *int32s("num_rows", "num_experts", "top_k", "dtype", "weight_dtype", "scores"),
         *int32s("num_groups", "kept_groups", "group_best", "divides"),
-        *floats("epsilon", "floor", "scale"),
+        *floats("epsilon", "floor", "scale", "cap", "jitter"),
         *int32s("num_threads"),
     )
 
@@ -32,35 +37,52 @@ class Routing:
 
     Attributes:
         family: How it chooses.
+        scores: How logits become scores.
         top_k: Experts of a row.
         divides: Whether weights are divided by their sum.
         num_groups: Groups of experts; 1 is none.
         kept_groups: Groups that are chosen from.
         floor: Least sum of weights.
         scale: Factor of weights.
+        cap: Logits are at most so large; 0 is no limit.
+        jitter: See ``RouterFamily``.
     """
 
     family: RouterFamily
+    scores: int
     top_k: int
     divides: bool
     num_groups: int = 1
     kept_groups: int = 1
     floor: float = 0.0
     scale: float = 1.0
+    cap: float = 0.0
+    jitter: float = 0.0
 
     @classmethod
     def of(cls, router: Any, family: RouterFamily) -> "Routing":
         """Read the settings of a router of ``transformers``."""
-        divides = family.divides
+
+        def number(name: str, default: float = 0.0) -> float:
+            return float(getattr(router, name, default)) if name else default
+
+        divides, scores = family.divides, family.scores
+        if family.scores_of:
+            scores = SCORES[getattr(router, family.scores_of)]
         has_groups = family.group_best and getattr(router, "topk_method", "") != "greedy"
+        if isinstance(divides, str):
+            divides = bool(getattr(router, divides)) and scores != SOFTMAX_OF_CHOSEN
         return cls(
             family,
+            scores,
             router.top_k,
-            bool(getattr(router, divides)) if isinstance(divides, str) else divides,
+            divides,
             router.num_group if has_groups else 1,
             router.topk_group if has_groups else 1,
-            float(getattr(router, family.floor)) if family.floor else 0.0,
-            float(getattr(router, "routed_scaling_factor", 1.0)),
+            number(family.floor),
+            number(family.scale, 1.0),
+            number(family.cap),
+            number(family.jitter),
         )
 
     def choose(
@@ -94,7 +116,7 @@ class Routing:
             self.top_k,
             DTYPES[logits.dtype],
             DTYPES[weight_dtype],
-            self.family.scores,
+            self.scores,
             self.num_groups,
             self.kept_groups,
             self.family.group_best,
@@ -102,6 +124,8 @@ class Routing:
             self.family.epsilon,
             self.floor,
             self.scale,
+            self.cap,
+            self.jitter,
             torch.get_num_threads(),
         )
         required_library().ost_route(ctypes.byref(record))
@@ -124,13 +148,23 @@ class PackedRouter(nn.Module):
         self._modules = router._modules
         self.origin = (router,)
         self.routing = routing
-        weight = cast(Tensor, self.weight).detach()
+        weight = self._linear.weight.detach()
         self._packed = PackedWeight([weight.float() if routing.family.is_float32 else weight])
         self.eval()
 
     def sync(self) -> None:
         """Pack the weight again, after it was replaced."""
-        self._packed.replace(0, cast(Tensor, self.weight).detach())
+        self._packed.replace(0, self._linear.weight.detach())
+
+    @property
+    def suffix(self) -> str:
+        """What the name of its weight has more than its own; adapters name it so."""
+        return f".{self.routing.family.linear}" if self.routing.family.linear else ""
+
+    @property
+    def _linear(self) -> nn.Linear:
+        """What has the weight: a linear layer, or the router itself."""
+        return cast(nn.Linear, self.get_submodule(self.routing.family.linear))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -149,7 +183,7 @@ class PackedRouter(nn.Module):
         """
         family = self.routing.family
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        read, bias = rows.to(self.dtype), self._parameters.get("bias")
+        read, bias = rows.to(self.dtype), self._linear._parameters.get("bias")
         logits = self._packed.multiply(read, bias)
         if edit is not None:
             edit(read, logits)
@@ -158,12 +192,16 @@ class PackedRouter(nn.Module):
             correction = cast(Tensor, getattr(self.get_submodule(path), name))
         if correction is not None:
             correction = correction.detach().flatten().float()
-        weight_dtype = rows.dtype if family.rounds else torch.float32
+        weight_dtype = rows.dtype if family.is_float32 else self.dtype
+        weight_dtype = weight_dtype if family.rounds else torch.float32
         experts, weights = self.routing.choose(logits, correction, weight_dtype)
         return logits, weights, experts
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
+    def _load_from_state_dict(self, tensors: Any, prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(tensors, prefix, *arguments)
+        if self.suffix:
+            path = f"{prefix}{self.routing.family.linear}."
+            self._linear._load_from_state_dict(tensors, path, *arguments)
         self.sync()
 
 
@@ -173,5 +211,14 @@ def family_of(module: nn.Module) -> RouterFamily | None:
     if not kind.__module__.startswith("transformers.models."):
         return None
     family = ROUTERS.get(kind.__name__.lower())
-    is_packed = family is not None and cast(Tensor, module.weight).dtype in DTYPES
-    return family if is_packed else None
+    if family is None:
+        return None
+    weight = cast(nn.Linear, module.get_submodule(family.linear)).weight
+    return family if weight.dtype in DTYPES else None
+
+
+def router_linears(model: nn.Module) -> set[nn.Module]:
+    """Return the linear layers of known routers, which are packed with them."""
+    families = ((module, family_of(module)) for module in model.modules())
+    known = ((module, family.linear) for module, family in families if family is not None)
+    return {module.get_submodule(name) for module, name in known if name}

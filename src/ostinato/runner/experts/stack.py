@@ -114,11 +114,12 @@ class ExpertStack:
             packed.replace(index * self.expert_rows, rows)
 
 
-def stacks_of(experts: nn.Module) -> tuple[ExpertStack, ExpertStack]:
-    """Return the weights of experts: gates and ups, and what leads back."""
+def stacks_of(experts: nn.Module) -> dict[str, ExpertStack]:
+    """Return the weights of experts by name: gates and ups, or ups alone, and what leads back."""
     own = cast(Any, experts)
+    first, num_parts = ("gate_up_proj", 2) if own.has_gate else ("up_proj", 1)
     is_interleaved = not own.is_concatenated
-    return (
-        ExpertStack(own.gate_up_proj, 2, own.is_transposed, is_interleaved),
-        ExpertStack(own.down_proj, 1, own.is_transposed, False),
-    )
+    return {
+        first: ExpertStack(getattr(own, first), num_parts, own.is_transposed, is_interleaved),
+        "down_proj": ExpertStack(own.down_proj, 1, own.is_transposed, False),
+    }

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from ostinato.runner.adapters.lora_updates import Groups, add_product
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.experts.mixture import (
-    NAMES,
     PackedExperts,
     adapted_products,
     stacks_by_name,
@@ -178,6 +177,8 @@ class Mixture:
         shared: Experts that compute every row; None if there are none.
         shared_gate: One number for each row, whose sigmoid is a factor on theirs; None is none.
         beside: The module of the shared experts, if it is not in the block.
+        scale: Factor on the sum of the chosen experts.
+        shared_scale: Factor on the shared experts.
     """
 
     block: nn.Module
@@ -188,6 +189,8 @@ class Mixture:
     shared: FeedForward | None = None
     shared_gate: Projection | None = None
     beside: nn.Module | None = None
+    scale: float = 1.0
+    shared_scale: float = 1.0
 
     @property
     def packed_router(self) -> PackedRouter:
@@ -210,16 +213,17 @@ class Mixture:
         correction = getattr(self.block, self.correction) if self.correction else None
         experts, edit = self.packed_experts, None
         if step is not None:
-            router = place + 2 * experts.parts[NAMES[0]].stack.num_experts
+            router = place + 2 * experts.num_experts
             edit = partial(add_product, step=step, layer=router)
         _, weights, chosen = self.packed_router(rows, correction, edit)
-        return experts.compute(rows, chosen, weights, None if step is None else (step, place))
+        sums = experts.compute(rows, chosen, weights, None if step is None else (step, place))
+        return sums if self.scale == 1.0 else sums.mul_(self.scale)
 
     def joined(self) -> list[list[tuple[str, int]]]:
         """Return what adapters may change: the experts' products, and the router."""
         experts = f"{self.path}.{self.experts}"
         products = adapted_products(experts, stacks_by_name(self.packed_experts))
-        return [*products, [(f"{self.path}.{self.router}", 0)]]
+        return [*products, [(f"{self.path}.{self.router}{self.packed_router.suffix}", 0)]]
 
 
 Part = Attention | FeedForward | Mixture | Call

@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 
 from ostinato.runner.experts.mixture import expert_weights, pack_mixtures, unpack_mixtures
+from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.plain_layers import is_plain_linear
@@ -72,7 +73,7 @@ def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
         (parent, name, child)
         for parent in list(model.modules())
         for name, child in parent.named_children()
-        if is_plain_linear(child)
+        if is_plain_linear(child) and not isinstance(parent, PackedRouter)
     ]
     for parent, name, linear in linears:
         tied = cast(nn.Parameter, linear.weight) if id(linear.weight) in embeddings else None

@@ -133,7 +133,9 @@ class MixtureNames:
     gate: str = ""
 
 
-def check_mixture(block: nn.Module, names: MixtureNames, dtype: torch.dtype) -> str:
+def check_mixture(
+    block: nn.Module, names: MixtureNames, dtype: torch.dtype
+) -> tuple[str, float, float]:
     """Check that a block adds what its experts make of its router's choice to its shared experts.
 
     Args:
@@ -142,40 +144,51 @@ def check_mixture(block: nn.Module, names: MixtureNames, dtype: torch.dtype) -> 
         dtype: The model's.
 
     Returns:
-        Name of the block's vector that the router gets beside rows; empty if it gets none.
+        Name of the block's vector that the router gets beside rows, empty if it gets none; and the
+        factors on the experts' sum and on the shared experts.
 
     Raises:
         Unknown: It computes something else.
     """
     random = torch.Generator().manual_seed(0)
-    width = stacks_of(block.get_submodule(names.experts))[0].in_features
+    width = next(iter(stacks_of(block.get_submodule(names.experts)).values())).in_features
     num_chosen = int(cast(Any, block.get_submodule(names.router)).top_k)
-    rows, sums = (random_rows((NUM_ROWS, width), dtype, random) for _ in range(2))
+    rows, sums, own = (random_rows((NUM_ROWS, width), dtype, random) for _ in range(3))
+    gates = random_rows((NUM_ROWS, 1), dtype, random)
     weights = random_rows((NUM_ROWS, num_chosen), torch.float32, random)
     chosen = torch.arange(num_chosen).repeat(NUM_ROWS, 1)
     choosing = _Answering((torch.zeros(NUM_ROWS, num_chosen), weights, chosen))
-    computing, children = _Answering(sums), dict[str, nn.Module]()
-    shared, gate = (Fixed(random_rows((NUM_ROWS, n), dtype, random)) for n in (width, 1))
+
+    def result(sums: Tensor, own: Tensor, gates: Tensor) -> tuple[Tensor, _Answering, list[Fixed]]:
+        computing, shared = _Answering(sums), {names.shared: own, names.gate: gates}
+        fixed = {name: Fixed(output) for name, output in shared.items() if name}
+        children = {**fixed, names.router: choosing, names.experts: computing}
+        given = call_twin(block, children, rows[None], {})
+        given = given[0] if isinstance(given, tuple) else given
+        return given, computing, list(fixed.values())
+
+    ones, zeros = torch.ones_like(rows), torch.zeros_like(rows)
+    opened = torch.full_like(gates, 100.0)
+    scale = float(result(ones, zeros, opened)[0].flatten()[0])
+    shared_scale = float(result(zeros, ones, opened)[0].flatten()[0]) if names.shared else 1.0
+    given, computing, fixed = result(sums, own, gates)
+    expected = sums if scale == 1.0 else sums * scale
     if names.shared:
-        children[names.shared], addend = shared, shared.output
-        if names.gate:
-            children[names.gate], addend = gate, gate.output.sigmoid() * addend
-        sums = sums + addend
-    children |= {names.router: choosing, names.experts: computing}
-    result = call_twin(block, children, rows[None], {})
-    given = result[0] if isinstance(result, tuple) else result
+        addend = gates.sigmoid() * own if names.gate else own
+        expected = expected + (addend if shared_scale == 1.0 else addend * shared_scale)
     name, (routed, *others) = type(block).__name__, choosing.inputs or (rows[:0],)
-    vectors = [n for n, own in block._buffers.items() if any(own is each for each in others)]
+    others = [each for each in others if each is not None]
+    held = {**block._buffers, **block._parameters}
+    vectors = [n for n, vector in held.items() if any(vector is each for each in others)]
     if not _are_equal((routed,), (rows,)) or len(others) != len(vectors[:1]):
         raise Unknown(f"{name} gives its router more than rows")
-    if not _are_equal((given,), (sums,)):
+    if not _are_equal((given,), (expected,)):
         raise Unknown(f"{name} computes more than its experts do")
     if not _are_equal(computing.inputs, (rows, chosen, weights)):
         raise Unknown(f"{name} changes what its router chose")
-    inputs = [own.input for own in children.values() if isinstance(own, Fixed)]
-    if not all(own is not None and _are_equal((own,), (rows,)) for own in inputs):
+    if not all(each.input is not None and _are_equal((each.input,), (rows,)) for each in fixed):
         raise Unknown(f"{name} gives its shared experts other rows")
-    return "".join(vectors)
+    return "".join(vectors), scale, shared_scale
 
 
 def call_keywords(

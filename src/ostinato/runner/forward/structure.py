@@ -313,15 +313,17 @@ class _Description:
             raise Unknown(f"{type(block).__name__} has other parts ({', '.join(children)})")
         names = MixtureNames(router, experts, shared, gate)
         dense = block.get_submodule(shared) if shared else beside
+        correction, *scales = check_mixture(block, names, self._model.dtype)
         return Mixture(
             block,
             self._names[id(block)],
             router,
             experts,
-            check_mixture(block, names, self._model.dtype),
+            correction,
             None if dense is None else self._dense(dense),
             Projection(block, self._names[id(block)], (gate,)) if gate else None,
             beside,
+            *scales,
         )
 
     def _check_linears(self, module: nn.Module, names: tuple[str, ...]) -> None:

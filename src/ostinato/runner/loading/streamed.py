@@ -25,6 +25,7 @@ from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.load_progress import LoadProgress
 from ostinato.runner.experts.mixture import expert_weights, is_experts
+from ostinato.runner.experts.routers import router_linears
 from ostinato.runner.experts.stack import TILE, ExpertStack
 from ostinato.runner.forward.codes import PLAIN, Activations
 from ostinato.runner.forward.fused import FusedForward
@@ -372,7 +373,8 @@ def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in source.shapes:
             first.setdefault(id(parameter), name)
-    linears = [module for module in model.modules() if is_plain_linear(module)]
+    own = router_linears(model)
+    linears = [each for each in model.modules() if is_plain_linear(each) and each not in own]
     return [(linear, first[id(linear.weight)]) for linear in linears]
 
 

@@ -20,7 +20,6 @@ from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.experts.families import RouterFamily
 from ostinato.runner.experts.mixture import (
-    NAMES,
     Gating,
     PackedExperts,
     PackedPart,
@@ -177,19 +176,22 @@ class RecordWriter:
 
     def _mixture(self, mixture: Mixture) -> Record:
         router, experts = mixture.packed_router, mixture.packed_experts
-        if router._buffers or router._modules or mixture.correction:
-            raise Unkept("a router that is corrected")
+        weights = dict(router.named_parameters())
+        is_cast = any(own.dtype != experts.parts["down_proj"].dtype for own in weights.values())
+        if list(router.buffers()) or mixture.correction or is_cast:
+            raise Unkept("a router that is corrected, or of another dtype")
         return {
             "shared": [self.value(mixture.shared), self.value(mixture.shared_gate)],
+            "scales": [mixture.scale, mixture.shared_scale],
             _KIND: "mixture",
             "names": [mixture.path, mixture.router, mixture.experts],
             "routing": self.value(router.routing),
-            "router": {n: self._name(p) for n, p in router._parameters.items() if p is not None},
+            "router": {name: self._name(own) for name, own in weights.items()},
             "gating": self.value(experts.gating),
             "experts": {name: self._part(part) for name, part in experts.parts.items()},
             "biases": {
                 name: None if bias is None else self._name(bias)
-                for name, bias in ((n, experts._parameters[f"{n}_bias"]) for n in NAMES)
+                for name, bias in ((n, experts._parameters[f"{n}_bias"]) for n in experts.parts)
             },
         }
 
@@ -299,15 +301,19 @@ class RecordReader:
     def _mixture(self, record: Record) -> Mixture:
         router, block = nn.Module(), nn.Module()
         for name, own in record["router"].items():
-            router.register_parameter(name, self._parameter(own))
+            path, _, last = name.rpartition(".")
+            if path:
+                router.add_module(path, nn.Module())
+            router.get_submodule(path).register_parameter(last, self._parameter(own))
         path, router_name, experts_name = record["names"]
         block.add_module(router_name, PackedRouter(router, self.value(record["routing"])))
         parts = {name: self._part(part) for name, part in record["experts"].items()}
         biases = {name: self._parameter(bias) for name, bias in record["biases"].items()}
         experts = PackedExperts(parts, biases, self.value(record["gating"]))
         block.add_module(experts_name, experts)
-        shared = map(self.value, record["shared"])
-        return Mixture(block, path, router_name, experts_name, "", *shared)
+        shared, gate = map(self.value, record["shared"])
+        names = path, router_name, experts_name
+        return Mixture(block, *names, "", shared, gate, None, *record["scales"])
 
     def _part(self, record: Record) -> PackedPart:
         stack = ExpertStack(empty_weight(record["shape"], self._dtype), *record["layout"])
