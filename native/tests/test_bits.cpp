@@ -271,13 +271,13 @@ void check_experts(Digests &digests, int32_t format) {
   std::vector<float> weights(experts.size());
   for (const int32_t scores : {OST_SIGMOID, OST_SOFTMAX}) {
     const ost_routing routing{logits.view, nullptr, experts.data(), weights.data(), kRows, kExperts3, kTop,
-                              OST_FLOAT32, OST_FLOAT32, scores, 1, 1, 1, 1, 0, 0, 1, 2};
+                              OST_FLOAT32, OST_FLOAT32, scores, 1, 1, 1, 1, 0, 0, 1, 0, 0, 2};
     ost_route(&routing);
     digests.add(kExperts, weights.data(), static_cast<int64_t>(weights.size()) * 4);
   }
   const ost_experts op{inputs.view, outputs.view, experts.data(), weights.data(),
                        up.product({}, {}, 0, OST_FLOAT32, 0), down.product({}, {}, 0, OST_FLOAT32, 0), kRows,
-                       kExperts3, kTop, OST_SILU, 0, 0, 2, nullptr, 0};
+                       kExperts3, kTop, OST_SILU, 1, 0, 0, 2, nullptr, 0};
   ost_run_experts(&op);
   outputs.add_to(digests, kExperts);
   const auto of_expert = [](const Weight &weight, int64_t expert, Array &from, Array &to) {

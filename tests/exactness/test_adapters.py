@@ -149,6 +149,11 @@ _MORE = (
     "granitemoehybrid",
     "qwen3_next",
     "qwen3_5_moe_text",
+    "phimoe",
+    "cohere2_moe",
+    "hy_v3",
+    "laguna",
+    "lfm2_moe",
 )
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 STACKED: dict[str, dict[str, Any]] = {
@@ -163,6 +168,8 @@ STACKED: dict[str, dict[str, Any]] = {
     },
     "nemotron_h": {"target_parameters": ["experts.up_proj", EXPERTS[1], "gate.weight"]},
     "deepseek_v3": {"target_parameters": [*EXPERTS, "1.mlp.gate.weight"]},
+    "hunyuan_v1_moe": {"target_parameters": EXPERTS, "target_modules": ["wg"]},
+    "afmoe": {"target_parameters": EXPERTS, "target_modules": ["router.gate"]},
     **{key: {"target_parameters": [*EXPERTS, "gate.weight", "router.weight"]} for key in _MORE},
 }
 """What ``peft`` saves of stacked experts and routers."""

@@ -16,15 +16,16 @@ from ostinato.settings import IndexName
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS, Reference, random_ids
 from tests.support.engines import MakeLLM
-from tests.support.model_families import FAMILIES
+from tests.support.model_families import FAMILIES, GATED_MIXTURES, MIXTURES
 from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.one_case_in(3)
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 
-every_family = pytest.mark.parametrize("family", FAMILIES)
-every_family_on_an_index = pairwise("family", FAMILIES, "index", get_args(IndexName))
+_ALL = [*FAMILIES, *MIXTURES, *GATED_MIXTURES]
+every_family = pytest.mark.parametrize("family", _ALL)
+every_family_on_an_index = pairwise("family", _ALL, "index", get_args(IndexName))
 
 
 def assert_exact(

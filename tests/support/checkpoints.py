@@ -34,6 +34,7 @@ from tests.support.model_families import (
     COMPOSITE_HYBRIDS,
     COMPOSITES,
     FAMILIES,
+    GATED_MIXTURES,
     HYBRIDS,
     MIXTURES,
     UNSUPPORTED,
@@ -88,7 +89,7 @@ def make_config(family: str, **changes: Any) -> PreTrainedConfig:
         return CONFIG_MAPPING[family](
             text_config={**BASE, **text}, vision_config=vision, tie_word_embeddings=False
         )
-    special = {**FAMILIES, **HYBRIDS, **MIXTURES, **UNSUPPORTED}.get(family, {})
+    special = {**FAMILIES, **HYBRIDS, **MIXTURES, **GATED_MIXTURES, **UNSUPPORTED}.get(family, {})
     base = {} if family in ("gpt2", "t5") else BASE
     common = {name: BASE[name] for name in BASE if name.endswith(("_id", "vocab_size"))}
     return CONFIG_MAPPING[family](**{**base, **common, **special, **changes})

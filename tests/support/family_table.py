@@ -72,6 +72,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "glm4_moe": {},
     "dots1": {},
     "ernie4_5_moe": {},
+    "hunyuan_v1_moe": {},
+    "hy_v3": {},
+    "phimoe": {},
+    "cohere2_moe": {},
+    "laguna": {},
+    "afmoe": {},
     "deepseek_v3": {},
     "qwen3_next": {},
     "qwen3_5_text": {},
@@ -80,6 +86,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "nemotron_h": {},
     "falcon_h1": {},
     "lfm2": {},
+    "lfm2_moe": {},
+    "jamba": {},
     "bamba": {},
 }
 """Model types that people run, and what their config says besides that of ``model_families``."""

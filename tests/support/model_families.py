@@ -132,6 +132,7 @@ COMPOSITES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Models for images and text: what the config of each part says. Their text can be served."""
 
+_WINDOWS: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": _ALTERNATING}
 _EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -161,8 +162,46 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {**_ROUTED, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
     "granitemoeshared": {**_ROUTED, "residual_multiplier": 0.3},
     "minimax_m2": _ROUTED,
+    "hunyuan_v1_moe": {**_ROUTED, "num_experts": 4, "moe_topk": 2},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.2},
+    "cohere2_moe": {
+        **_EXPERTS,
+        **_WINDOWS,
+        "head_dim": 16,
+        "num_shared_experts": 2,
+        "shared_expert_combination_strategy": "average",
+        "norm_topk_prob": True,
+    },
+    "hy_v3": {**_ROUTED, "num_experts": 4, "router_scaling_factor": 2.5},
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+    "flint": {**_EXPERTS, "mlp_only_layers": []},
+    "kolibri1": {**_EXPERTS, "head_dim": 12},
 }
-"""Mixtures with shared experts, or a router that its block corrects, likewise."""
+"""Mixtures with shared experts, or a router of their own, likewise: all are operations."""
+
+GATED_MIXTURES: dict[str, dict[str, Any]] = {
+    "laguna": {
+        **_EXPERTS,
+        **_WINDOWS,
+        "head_dim": 16,
+        "mlp_layer_types": ["dense", "sparse"],
+        "moe_routed_scaling_factor": 2.5,
+    },
+    "afmoe": {
+        **_ROUTED,
+        **_WINDOWS,
+        "num_experts": 4,
+        "num_dense_layers": 1,
+        "mup_enabled": True,
+        "route_scale": 2.5,
+    },
+    "minimax_m3_vl_text": {
+        **_ROUTED,
+        "dense_intermediate_size": 64,
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+}
+"""Mixtures whose attention, or dense part, is called."""
 
 _DELTA: dict[str, Any] = {
     "head_dim": 16,

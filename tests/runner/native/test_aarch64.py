@@ -25,7 +25,7 @@ BEST_OF = {"max": "NEON with BF16", "neoverse-n1": "NEON with SDOT", "cortex-a72
 """The best instruction set of each emulated processor, as the tests print it."""
 
 CASES: dict[str, list[str]] = {
-    name: [] for name in ("store", "ops", "bits", "plan", "sampling", "attention")
+    name: [] for name in ("store", "ops", "bits", "experts", "plan", "sampling", "attention")
 }
 """Tests that are run as by day."""
 

@@ -31,6 +31,7 @@ CASES = {
     "store": (40, "40 cases"),
     "attention": (24, "24 cases"),
     "bits": (0, "the bits of every other"),
+    "experts": (60, "60 cases"),
     "ops": (60, "60 cases"),
     "program": (30, "30 cases"),
     "plan": (60, "60 cases"),

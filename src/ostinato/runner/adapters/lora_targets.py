@@ -20,6 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -89,18 +90,19 @@ class BaseModel:
                 f"{self._adapter}: the weights of {key} have rank {rank}, and its config says "
                 f"{self._config.rank_of(key)}"
             )
-        router = self._router_of(own)
-        dtype = self._model.dtype if router is None else router.dtype
-        to = {"dtype": dtype, "device": self._model.device}
+        to = {"dtype": self._dtype_of(own), "device": self._model.device}
         return {
             update: LoraLayer(down.to(**to).contiguous(), up.to(**to).contiguous(), scale)
             for update, (down, up) in updates.items()
         }
 
-    def _router_of(self, name: str) -> PackedRouter | None:
-        """Return the packed router that a layer is, or that has it."""
-        own = (self._modules.get(each) for each in (name, name.rpartition(".")[0]))
-        return next((module for module in own if isinstance(module, PackedRouter)), None)
+    def _dtype_of(self, name: str) -> torch.dtype:
+        """Return what a layer reads rows in; routers and their linear layers have their own."""
+        own = [self._modules.get(each) for each in (name, name.rpartition(".")[0])]
+        if router := next((each for each in own if isinstance(each, PackedRouter)), None):
+            return router.dtype
+        is_wide = type(own[0]) is nn.Linear and own[0].weight.dtype == torch.float32
+        return torch.float32 if is_wide else self._model.dtype
 
     def _of_all_experts(
         self, name: str, own: str, stacks: Mapping[str, ExpertStack], factors: Factors

@@ -70,7 +70,7 @@ _FAMILIES: tuple[tuple[RouterFamily, str], ...] = (
         "FlexOlmo Mellum Olmoe Qwen2Moe Qwen3Moe Qwen3Next Qwen3OmniMoeThinkerText Qwen4ExpText",
     ),
     (RouterFamily(rounds=True), "Qwen3_5Moe Qwen3VLMoeText"),
-    (RouterFamily(rounds=True, linear="wg"), "HunYuanMoEV1Gate"),
+    (RouterFamily(is_float32=True, linear="wg"), "HunYuanMoEV1Gate"),
     (RouterFamily(), "MiniMax Mixtral"),
     (RouterFamily(divides=False, rounds=True), "Jamba"),
     (_OF_CHOSEN, "AriaText GptOss GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared"),

@@ -154,7 +154,7 @@ class PackedRouter(nn.Module):
 
     def sync(self) -> None:
         """Pack the weight again, after it was replaced."""
-        self._packed.replace(0, self._linear.weight.detach())
+        self._packed.replace(0, self._linear.weight.detach().to(self.dtype))
 
     @property
     def suffix(self) -> str:

@@ -74,6 +74,7 @@ _WIRINGS = {
         _Wiring(_INPUT_NORM, "pre_feedforward_layernorm", _ATTENTION_NORM, _FEED_NORM),
         _Wiring(None, None, _ATTENTION_NORM, _FEED_NORM),
         _Wiring(_INPUT_NORM, _ATTENTION_NORM, "post_self_attn_layernorm", "post_mlp_layernorm"),
+        _Wiring(_INPUT_NORM, "pre_mlp_layernorm", _ATTENTION_NORM, "post_mlp_layernorm"),
         _Wiring(_INPUT_NORM, "pre_ff_layernorm"),
         _Wiring("attention_layernorm", "feedforward_layernorm"),
         _Wiring("operator_norm", "ffn_norm"),
@@ -191,13 +192,18 @@ class _Description:
         self._check_unaltered()
         return Decoder(
             embedding=embedding,
-            embedding_scale=float(getattr(inner, "embedding_multiplier", 1.0)),
+            embedding_scale=self._embedding_scale(),
             rotary=self._rotary,
             layers=tuple(self._layer(i, layer) for i, layer in enumerate(layers)),
             norm=norm_of(norm),
             head=Projection(model, "", ("lm_head",)),
             edit_logits=logit_edits(model),
         )
+
+    def _embedding_scale(self) -> float:
+        if getattr(self._config, "mup_enabled", False):
+            return float(self._config.hidden_size**0.5)
+        return float(getattr(self._inner, "embedding_multiplier", 1.0))
 
     def _layer(self, index: int, layer: nn.Module) -> DecoderLayer:
         children = dict(layer.named_children())
