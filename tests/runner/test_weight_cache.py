@@ -180,6 +180,8 @@ MODULES_ARE_NEEDED = {
         ("qwen3_moe", {"quantization": "int4"}),
         ("qwen2_moe", {}),
         ("qwen2_moe", {"quantization": "w8a8"}),
+        ("hunyuan_v1_moe", {}),
+        ("aria_text", {"quantization": "int4"}),
     ],
 )
 def test_steps_of_a_second_start_need_no_modules(
