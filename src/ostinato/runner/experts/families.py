@@ -30,11 +30,7 @@ class RouterFamily:
             is none, or the block hands it to the router.
         group_best: Number of experts that a group is judged by; 0 if there are no groups.
         epsilon: What is added to the sum of weights.
-        floor: The attribute that is the least sum of weights; empty if there is none.
         linear: Name of the linear layer that computes logits; empty for a weight of the router.
-        scale: The attribute that is the factor of weights, if the router has it.
-        cap: The attribute that logits are capped at, softly; empty if there is none.
-        jitter: The attribute that says how far below the best logit another one counts; likewise.
     """
 
     scores: int = SOFTMAX
@@ -45,11 +41,7 @@ class RouterFamily:
     correction: str = ""
     group_best: int = 0
     epsilon: float = 0.0
-    floor: str = ""
     linear: str = ""
-    scale: str = "routed_scaling_factor"
-    cap: str = ""
-    jitter: str = ""
 
 
 _CORRECTION = "e_score_correction_bias"
@@ -75,7 +67,7 @@ _FAMILIES: tuple[tuple[RouterFamily, str], ...] = (
     (RouterFamily(divides=False, rounds=True), "Jamba"),
     (_OF_CHOSEN, "AriaText GptOss GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared"),
     (replace(_QWEN, scores_of="expert_selection_fn"), "Cohere2Moe"),
-    (replace(_OF_CHOSEN, scores=SPARSE_MIXER, jitter="router_jitter_noise"), "Phimoe"),
+    (replace(_OF_CHOSEN, scores=SPARSE_MIXER), "Phimoe"),
     (
         RouterFamily(divides=False, is_float32=True, group_best=1),
         "DeepseekOcr2Text DeepseekV2 UnlimitedOcrText",
@@ -90,31 +82,14 @@ _FAMILIES: tuple[tuple[RouterFamily, str], ...] = (
     ),
     (RouterFamily(SIGMOID), "MiniMaxM2"),
     (RouterFamily(SIGMOID, correction=_CORRECTION), "MiniMaxM3VL Step3p7"),
-    (
-        RouterFamily(SIGMOID, rounds=True, correction=_CORRECTION, cap="router_logit_softcapping"),
-        "Laguna",
-    ),
+    (RouterFamily(SIGMOID, rounds=True, correction=_CORRECTION), "Laguna"),
     (replace(_QWEN, scores=SIGMOID, epsilon=1e-6), "Lfm2Moe"),
-    (
-        RouterFamily(SIGMOID, epsilon=1e-20, linear="gate", scale="route_scale"),
-        "AfmoeTokenChoiceRouter",
-    ),
-    (
-        RouterFamily(SIGMOID, is_float32=True, epsilon=1e-20, scale="router_scaling_factor"),
-        "HYV3",
-    ),
+    (RouterFamily(SIGMOID, epsilon=1e-20, linear="gate"), "AfmoeTokenChoiceRouter"),
+    (RouterFamily(SIGMOID, is_float32=True, epsilon=1e-20), "HYV3"),
     (RouterFamily(SIGMOID, divides="norm_topk_prob", is_float32=True), "Flint"),
+    (replace(_DEEPSEEK, scores=SIGMOID_OF_CHOSEN, group_best=0, epsilon=0.0), "Kolibri1"),
     (
-        replace(_DEEPSEEK, scores=SIGMOID_OF_CHOSEN, group_best=0, epsilon=0.0),
-        "Kolibri1",
-    ),
-    (
-        RouterFamily(
-            rounds=True,
-            is_float32=True,
-            correction="moe_statics.e_score_correction_bias",
-            floor="norm_min",
-        ),
+        RouterFamily(rounds=True, is_float32=True, correction=f"moe_statics.{_CORRECTION}"),
         "Ernie4_5_Moe Ernie4_5_VLMoeMoe",
     ),
 )

@@ -45,7 +45,7 @@ class Routing:
         floor: Least sum of weights.
         scale: Factor of weights.
         cap: Logits are at most so large; 0 is no limit.
-        jitter: See ``RouterFamily``.
+        jitter: How far below the best logit another one counts, in the sparse mixer.
     """
 
     family: RouterFamily
@@ -63,8 +63,8 @@ class Routing:
     def of(cls, router: Any, family: RouterFamily) -> "Routing":
         """Read the settings of a router of ``transformers``."""
 
-        def number(name: str, default: float = 0.0) -> float:
-            return float(getattr(router, name, default)) if name else default
+        def number(default: float, *names: str) -> float:
+            return float(next((getattr(router, n) for n in names if hasattr(router, n)), default))
 
         divides, scores = family.divides, family.scores
         if family.scores_of:
@@ -79,10 +79,10 @@ class Routing:
             divides,
             router.num_group if has_groups else 1,
             router.topk_group if has_groups else 1,
-            number(family.floor),
-            number(family.scale, 1.0),
-            number(family.cap),
-            number(family.jitter),
+            number(0.0, "norm_min"),
+            number(1.0, "routed_scaling_factor", "router_scaling_factor", "route_scale"),
+            number(0.0, "router_logit_softcapping"),
+            number(0.0, "router_jitter_noise"),
         )
 
     def choose(
