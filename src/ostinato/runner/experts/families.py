@@ -57,10 +57,8 @@ _DEEPSEEK = RouterFamily(
 )
 
 _FAMILIES: tuple[tuple[RouterFamily, str], ...] = (
-    (
-        _QWEN,
-        "FlexOlmo Mellum Olmoe Qwen2Moe Qwen3Moe Qwen3Next Qwen3OmniMoeThinkerText Qwen4ExpText",
-    ),
+    (_QWEN, "FlexOlmo Mellum Olmoe Qwen2Moe Qwen3Moe Qwen3Next Qwen4ExpText"),
+    (_QWEN, "Qwen3OmniMoeThinkerText"),
     (RouterFamily(rounds=True), "Qwen3_5Moe Qwen3VLMoeText"),
     (RouterFamily(is_float32=True, linear="wg"), "HunYuanMoEV1Gate"),
     (RouterFamily(), "MiniMax Mixtral"),

@@ -164,8 +164,7 @@ def check_mixture(
         fixed = {name: Fixed(output) for name, output in shared.items() if name}
         children = {**fixed, names.router: choosing, names.experts: computing}
         given = call_twin(block, children, rows[None], {})
-        given = given[0] if isinstance(given, tuple) else given
-        return given, computing, list(fixed.values())
+        return given[0] if isinstance(given, tuple) else given, computing, list(fixed.values())
 
     ones, zeros = torch.ones_like(rows), torch.zeros_like(rows)
     opened = torch.full_like(gates, 100.0)
@@ -177,7 +176,6 @@ def check_mixture(
         addend = gates.sigmoid() * own if names.gate else own
         expected = expected + (addend if shared_scale == 1.0 else addend * shared_scale)
     name, (routed, *others) = type(block).__name__, choosing.inputs or (rows[:0],)
-    others = [each for each in others if each is not None]
     held = {**block._buffers, **block._parameters}
     vectors = [n for n, vector in held.items() if any(vector is each for each in others)]
     if not _are_equal((routed,), (rows,)) or len(others) != len(vectors[:1]):
@@ -235,8 +233,8 @@ class _Answering(nn.Module):
         super().__init__()
         self.answer, self.inputs = answer, cast(tuple[Tensor, ...], ())
 
-    def forward(self, *inputs: Tensor) -> Any:
-        self.inputs = inputs
+    def forward(self, *inputs: Tensor | None) -> Any:
+        self.inputs = tuple(each for each in inputs if each is not None)
         return self.answer
 
 

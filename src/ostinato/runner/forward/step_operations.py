@@ -205,8 +205,7 @@ class StepOperations:
         shared = yield from self._feed_forward(part.shared, inputs, "shared", False)
         if part.shared_gate is not None:
             gates = yield from self._product(part.shared_gate, inputs, "shared gate", False)
-        scale = part.shared_scale
-        yield self._at(AddNorm.of(mixed, shared, None, None, scale=scale, gates=gates))
+        yield self._at(AddNorm.of(mixed, shared, None, None, None, part.shared_scale, gates))
         return mixed
 
     def _called(self, part: Call, inputs: Tensor, name: str) -> Output:

@@ -190,20 +190,16 @@ class _Description:
         if not is_plain_linear(model.get_output_embeddings()):
             raise Unknown("its head is not a plain linear layer")
         self._check_unaltered()
+        mup = self._config.hidden_size**0.5 if getattr(self._config, "mup_enabled", False) else 1.0
         return Decoder(
             embedding=embedding,
-            embedding_scale=self._embedding_scale(),
+            embedding_scale=float(getattr(inner, "embedding_multiplier", mup)),
             rotary=self._rotary,
             layers=tuple(self._layer(i, layer) for i, layer in enumerate(layers)),
             norm=norm_of(norm),
             head=Projection(model, "", ("lm_head",)),
             edit_logits=logit_edits(model),
         )
-
-    def _embedding_scale(self) -> float:
-        if getattr(self._config, "mup_enabled", False):
-            return float(self._config.hidden_size**0.5)
-        return float(getattr(self._inner, "embedding_multiplier", 1.0))
 
     def _layer(self, index: int, layer: nn.Module) -> DecoderLayer:
         children = dict(layer.named_children())
