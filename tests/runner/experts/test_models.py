@@ -27,7 +27,7 @@ from tests.support.pairs import pairwise
 
 pytestmark = needs_library
 
-SHARED = ["qwen2_moe", "glm4_moe", "granitemoeshared"]
+SHARED = ["qwen2_moe", "glm4_moe", "granitemoeshared", "cohere2_moe", "phimoe", "hunyuan_v1_moe"]
 MIXTURES = ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoehybrid", "mixtral"]
 
 
