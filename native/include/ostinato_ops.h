@@ -118,25 +118,6 @@ typedef struct ost_best {
   int32_t num_threads;
 } ost_best;
 
-/* One token of each of some sequences, through the gated delta rule; see ops_delta.h. All floats, each
- * array's numbers side by side. */
-typedef struct ost_delta {
-  float *states;        /* (num_slots, num_heads, key_dim, value_dim), changed */
-  const int64_t *slots; /* (num_sequences,), all different */
-  const float *queries; /* (num_sequences, num_key_heads, key_dim) */
-  const float *keys;    /* likewise */
-  const float *values;  /* (num_sequences, num_heads, value_dim) */
-  const float *decays;  /* (num_sequences, num_heads) */
-  const float *betas;   /* likewise */
-  float *outputs;       /* (num_sequences, num_heads, value_dim) */
-  int64_t num_rows;     /* num_sequences * num_heads */
-  int32_t num_heads;    /* a multiple of num_key_heads */
-  int32_t num_key_heads;
-  int32_t key_dim;
-  int32_t value_dim;
-  int32_t num_threads;
-} ost_delta;
-
 /* Many tokens of each of some sequences of one length, through the gated delta rule or Mamba 2; see
  * ops_scan.h. Rows of matrices are tokens, all of a sequence's after all of the one before. */
 typedef struct ost_scan {
@@ -419,7 +400,6 @@ OST_EXPORT void ost_ops_heads(const ost_heads *op);
 OST_EXPORT void ost_ops_gated(const ost_gated *op);
 OST_EXPORT void ost_ops_best(const ost_best *op);
 OST_EXPORT void ost_ops_lora(const ost_lora *op);
-OST_EXPORT void ost_ops_delta(const ost_delta *op);
 OST_EXPORT void ost_ops_scan(const ost_scan *op);
 OST_EXPORT void ost_ops_convolution(const ost_convolution *op);
 OST_EXPORT void ost_ops_gated_norm(const ost_gated_norm *op);

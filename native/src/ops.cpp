@@ -41,8 +41,6 @@ void run(const Op &op, int64_t row_width, int64_t per_thread = kNumbersPerThread
                                                      : op.num_threads);
 }
 
-int64_t state_size(const ost_delta &op) { return int64_t{op.key_dim} * op.value_dim; }
-
 int64_t work_per_row(const ost_scan &op) { return int64_t{op.num_tokens} * op.key_dim * op.value_dim; }
 
 int64_t width_of(const ost_heads &op) {
@@ -65,10 +63,6 @@ Work work_of(const ost_gated &op) {
 
 Work work_of(const ost_best &op) {
   return over_rows<ost_best, &OpsKernels::best>(op, op.width);
-}
-
-Work work_of(const ost_delta &op) {
-  return over_rows<ost_delta, &OpsKernels::delta>(op, state_size(op));
 }
 
 Work work_of(const ost_scan &op) {
@@ -110,8 +104,6 @@ void ost_ops_heads(const ost_heads *op) { ost::run(*op, ost::width_of(*op)); }
 void ost_ops_gated(const ost_gated *op) { ost::run(*op, 2 * int64_t{op->width}); }
 
 void ost_ops_best(const ost_best *op) { ost::run(*op, op->width, ost::kComparedPerThread); }
-
-void ost_ops_delta(const ost_delta *op) { ost::run(*op, ost::state_size(*op)); }
 
 void ost_ops_scan(const ost_scan *op) { ost::run(*op, ost::work_per_row(*op)); }
 

@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "ops_best.h"
-#include "ops_delta.h"
 #include "ops_mixer.h"
 #include "ops_scan.h"
 #include "ops_vector.h"
@@ -368,7 +367,6 @@ const OpsKernels &OST_OPS() {
       each_row<ost_heads, heads_row<BFloat16>, heads_row<Float32>>,
       each_row<ost_gated, gated_row<BFloat16>, gated_row<Float32>>,
       best_rows,
-      delta_rows,
       scan_rows,
       [](const ost_convolution &op, int64_t first, int64_t last) {
         (op.dtype == OST_BFLOAT16 ? convolve_rows<BFloat16> : convolve_rows<Float32>)(op, first, last);

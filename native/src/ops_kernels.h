@@ -13,7 +13,6 @@ struct OpsKernels {
   void (*heads)(const ost_heads &op, int64_t first, int64_t last);
   void (*gated)(const ost_gated &op, int64_t first, int64_t last);
   void (*best)(const ost_best &op, int64_t first, int64_t last);
-  void (*delta)(const ost_delta &op, int64_t first, int64_t last);
   void (*scan)(const ost_scan &op, int64_t first, int64_t last);
   void (*convolution)(const ost_convolution &op, int64_t first, int64_t last);
   void (*gated_norm)(const ost_gated_norm &op, int64_t first, int64_t last);

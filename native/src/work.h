@@ -30,7 +30,6 @@ Work work_of(const ost_add_norm &op);
 Work work_of(const ost_heads &op);
 Work work_of(const ost_gated &op);
 Work work_of(const ost_best &op);
-Work work_of(const ost_delta &op);
 Work work_of(const ost_scan &op);
 Work work_of(const ost_convolution &op);
 Work work_of(const ost_gated_norm &op);

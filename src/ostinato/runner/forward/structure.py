@@ -254,17 +254,10 @@ class _Description:
     def _state_mixer(self, module: nn.Module) -> StateMixer:
         if self._model.device.type == "cuda":
             raise Unknown("its operations are those of a CPU")
-        known, path = mixer_of(module, self._model.dtype), self._names[id(module)]
-        for names in filter(None, (known.project, known.steps)):
-            self._check_linears(module, (*names, known.combine))
-        return StateMixer(
-            Projection(module, path, known.project),
-            Projection(module, path, known.steps) if known.steps else None,
-            known.shape,
-            known.weights,
-            known.gating,
-            Projection(module, path, (known.combine,)),
-        )
+        mixer = mixer_of(module, self._names[id(module)], self._model.dtype)
+        for part in filter(None, (mixer.project, mixer.steps)):
+            self._check_linears(module, (*part.names, *mixer.combine.names))
+        return mixer
 
     def _attends(self, index: int, module: nn.Module) -> bool:
         if self._styles is not None:

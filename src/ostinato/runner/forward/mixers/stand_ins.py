@@ -4,11 +4,10 @@ A copy of the module is called whose linear layers give random rows, whose funct
 keep what they get, and whose norm does so too. Every number has a place in a projected row, so
 where queries, keys, values, gates, decays and betas come from is looked up, and needs no names::
 
-    random rows ─► [module] ─► convolution, scan and norm     seen, answered by random rows
+    random rows ─► [module] ─► convolution, scan and norm      seen, answered by random rows
                             ─► input of the output projection  the norm's answer?
 """
 
-from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any, cast
 
@@ -18,7 +17,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from ostinato.runner.forward.mixers.records import MAX_CHANNELS, MixerShape, MixerWeights, RowGating
+from ostinato.runner.forward.decoder import Projection, StateMixer
+from ostinato.runner.forward.mixers.records import (
+    MAX_CHANNELS,
+    MixerShape,
+    MixerWeights,
+    RowGating,
+)
 from ostinato.runner.forward.ops import Norm
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.stand_ins import (
@@ -40,69 +45,22 @@ _LOG_RATES, _SHIFTS = "A_log", "dt_bias"
 Columns = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass(frozen=True, slots=True)
-class KnownMixer:
-    """What a module computes.
-
-    Attributes:
-        project: Names of the linear layers whose rows are convolved, or have gates.
-        steps: Names of those that decays and betas are made of; empty if ``project`` has them.
-        combine: Name of the output projection.
-        shape: Between them.
-        weights: The module's own.
-        gating: Of what the scan gives.
-    """
-
-    project: tuple[str, ...]
-    steps: tuple[str, ...]
-    combine: str
-    shape: MixerShape
-    weights: MixerWeights
-    gating: RowGating
-
-
-def mixer_of(module: nn.Module, dtype: torch.dtype) -> KnownMixer:
+def mixer_of(module: nn.Module, path: str, dtype: torch.dtype) -> StateMixer:
     """Return what a module computes that carries a state.
+
+    Args:
+        module: The module.
+        path: Its name in the model.
+        dtype: The model's.
 
     Raises:
         Unknown: It computes something that the library has no operation for.
     """
-    seen = _Seen(module, dtype)
-    first_use = np.concatenate([seen.channels, *seen.gates])
-    used = {seen.owner(column) for column in first_use.tolist()}
-    groups = [n for n in seen.fixed if n in used], [n for n in seen.fixed if n not in used]
-    places, total = np.empty(seen.rows.shape[1], dtype=np.int64), [0, 0]
-    for name, columns in seen.columns.items():
-        group = int(name not in used)
-        places[columns] = np.arange(total[group], total[group] + len(columns))
-        total[group] += len(columns)
-    decays, betas = seen.decays, seen.betas
-    owners = {seen.owner(column) in used for column in (*decays.tolist(), *betas.tolist())}
-    if len(owners) != 1:
-        raise Unknown("decays and betas are of different projections")
-    shape = MixerShape(
-        is_delta=seen.is_delta,
-        num_heads=seen.values.shape[1],
-        num_key_heads=seen.keys.shape[1],
-        key_dim=seen.keys.shape[2],
-        value_dim=seen.values.shape[2],
-        channels=_runs(places[seen.channels]),
-        places=seen.places,
-        decay_columns=tuple(places[decays].tolist()),
-        beta_columns=tuple(places[betas].tolist()),
-        beta_factor=seen.beta_factor,
-        has_norms=seen.is_delta,
-        has_silu=seen.convolution["activation"] is not None,
-        step_limits=seen.step_limits,
-    )
-    first = tuple(int(places[columns[0]]) for columns in seen.gates)
-    gating = _gating_of(seen, first, dtype)
-    names = tuple(groups[0]), () if owners == {True} else tuple(groups[1])
-    return KnownMixer(*names, seen.combine, shape, seen.weights(), gating)
+    return _Seen(module, path, dtype).mixer()
 
 
 class _Norming(nn.Module):
-    """In place of a gated norm: one answer for each number, and the inputs are kept."""
+    """In place of a gated norm: random answers, and the inputs are kept."""
 
     def __init__(self, random: torch.Generator) -> None:
         super().__init__()
@@ -116,7 +74,7 @@ class _Norming(nn.Module):
 
 
 class _Carrying:
-    """In place of a step's states: keeps each call, and answers it with random numbers."""
+    """In place of a step's states: random answers, and the calls are kept."""
 
     def __init__(self, random: torch.Generator) -> None:
         self._random = random
@@ -131,58 +89,23 @@ class _Carrying:
 
 
 class _Seen:
-    """What a module passes to what stands in for its parts.
+    """What a module passes to what stands in for its parts."""
 
-    Attributes:
-        fixed: Its linear layers that get its input, by name.
-        columns: The places of their outputs in a projected row.
-        rows: What they gave, joined: shape (num_rows, num_columns).
-        combine: Name of the output projection.
-        norm: Name of the gated norm.
-        convolution: The convolution's call.
-        channels: Places of its channels.
-        places: First channels of queries, keys and values.
-        keys: Shape (num_rows, num_key_heads, key_dim).
-        values: Shape (num_rows, num_heads, value_dim).
-        gates: Places of the gates that the norm gets, by rows of it.
-        decays: Places of what decays are made of.
-        betas: Likewise; empty for Mamba 2.
-    """
-
-    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
-        self._module, random = module, torch.Generator().manual_seed(0)
-        self._call(module, dtype, random)
-        carried, names = self._carrying.calls, [type(each[0]) for each in self._carrying.calls]
-        if names not in ([ShortConvolution, GatedDeltaRule], [ShortConvolution, Mamba2Scan]):
-            raise Unknown(f"it calls {', '.join(each.name for each in names) or 'no function'}")
-        self.convolution, self.is_delta = carried[0][1], names[1] is GatedDeltaRule
-        if self.convolution["activation"] not in (None, "silu", "swish"):
-            raise Unknown("its convolution has another activation than SiLU")
-        if not 1 < self.convolution["weight"].shape[-1] <= MAX_TAPS:
-            raise Unknown(f"its convolution has more than {MAX_TAPS} inputs")
-        self.channels = _places(self.rows, self.convolution["hidden_states"][0].T)
-        self._see_scan(carried[1][1], carried[0][2][0].T)
-        self._see_norm(carried[1][2], dtype)
-
-    def _call(self, module: nn.Module, dtype: torch.dtype, random: torch.Generator) -> None:
+    def __init__(self, module: nn.Module, path: str, dtype: torch.dtype) -> None:
+        """Call a copy of the module."""
+        self._module, self._path, self._dtype = module, path, dtype
+        random = torch.Generator().manual_seed(0)
         linears = {n: c for n, c in module.named_children() if is_plain_linear(c)}
-        normed = [
-            name
-            for name, child in module.named_children()
-            if name not in linears and not isinstance(child, nn.Conv1d) and child._parameters
-        ]
-        if len(linears) < 2 or len(normed) != 1:
-            raise Unknown(f"no operation for {type(module).__name__}")
-        (self.norm,), self.norming = normed, _Norming(random)
+        parts = {n: c for n, c in module.named_children() if n not in linears and c._parameters}
+        norms = [name for name, child in parts.items() if not isinstance(child, nn.Conv1d)]
+        _require(len(linears) > 1 and len(norms) == 1, f"no operation for {type(module).__name__}")
+        (self._norm,), self._norming, carrying = norms, _Norming(random), _Carrying(random)
         fixed = {
             name: Fixed(random_rows((1, NUM_ROWS, own.out_features), dtype, random))
             for name, own in linears.items()
         }
-        twin, self._carrying = (
-            stand_in(module, {**fixed, self.norm: self.norming}),
-            _Carrying(random),
-        )
-        bind_mixers(twin, lambda: self._carrying)
+        twin = stand_in(module, {**fixed, self._norm: self._norming})
+        bind_mixers(twin, lambda: carrying)
         self._weights = {
             name: random_rows(tuple(own.shape), own.dtype, random)
             for name, own in twin.named_parameters()
@@ -194,135 +117,142 @@ class _Seen:
                 functional_call(twin, self._weights, (rows,), keywords)
         except Exception as error:  # code of any model
             raise Unknown(f"it has operations of its own ({type(error).__name__})") from error
-        self.fixed = {n: own for n, own in fixed.items() if own.input is rows}
-        others = [name for name in fixed if name not in self.fixed]
-        if len(others) != 1 or not self.fixed:
-            raise Unknown(f"{type(module).__name__} has {len(others)} output projections")
-        (self.combine,), self._last = others, fixed[others[0]]
-        self.rows = torch.cat([own.output[0] for own in self.fixed.values()], dim=-1)
-        self.columns, first = dict[str, Columns](), 0
-        for name, own in self.fixed.items():
-            self.columns[name] = np.arange(first, first := first + own.output.shape[-1])
+        kinds = [type(recurrence) for recurrence, _, _ in carrying.calls]
+        is_known = kinds in ([ShortConvolution, GatedDeltaRule], [ShortConvolution, Mamba2Scan])
+        _require(is_known, f"it calls {', '.join(kind.name for kind in kinds)}")
+        (_, self._convolution, convolved), (_, self._scan, scanned) = carrying.calls
+        self._is_delta, self._convolved, self._scanned = (
+            kinds[1] is GatedDeltaRule,
+            convolved,
+            scanned,
+        )
+        last = [name for name, own in fixed.items() if own.input is not rows]
+        _require(len(last) == 1, f"it has {len(last)} output projections")
+        (self._combine,), self._last = last, fixed.pop(last[0]).input
+        self._fixed = {name: own.output[0] for name, own in fixed.items()}
 
-    def _see_scan(self, call: Call, convolved: Tensor) -> None:
-        names = ("query", "key", "value") if self.is_delta else ("C", "B", "hidden_states")
-        queries, self.keys, self.values = (call[name][0] for name in names)
-        first = []
-        for heads in (queries, self.keys, self.values):
-            places = _places(convolved, heads.flatten(1))
-            if (np.diff(places) != 1).any():
-                raise Unknown("its queries, keys or values are not side by side")
-            first.append(int(places[0]))
-        self.places = first[0], first[1], first[2]
-        rates, shifts = (self._weights.get(name) for name in (_LOG_RATES, _SHIFTS))
-        own = self.values.shape[1:2]
-        if rates is None or shifts is None or not rates.shape == shifts.shape == own:
-            raise Unknown("its decays are made of other weights")
-        self.step_limits, self.beta_factor = (0.0, float("inf")), 1.0
-        rates, raw = -rates.float().exp(), self.rows.float()[:, :, None]
-        if not self.is_delta:
-            self._skips = call["D"]
-            self.decays, self.betas = _places(self.rows, call["dt"][0]), np.empty(0, np.int64)
-            self.step_limits = call["dt_limit"] or self.step_limits
-            limits = torch.tensor(self.step_limits, dtype=self.rows.dtype)
-            self.step_limits = cast(tuple[float, float], tuple(limits.tolist()))
+    def mixer(self) -> StateMixer:
+        """Return what it computes."""
+        names = ("query", "key", "value") if self._is_delta else ("C", "B", "hidden_states")
+        heads = [self._scan[name][0] for name in names]
+        num_heads, call = heads[2].shape[1], self._convolution
+        steps = tuple(n for n, own in self._fixed.items() if own.shape[1] <= 2 * num_heads)
+        wide = tuple(name for name in self._fixed if name not in steps)
+        projected, stepped = (
+            torch.cat([self._fixed[name] for name in group], dim=-1)
+            for group in (wide, steps or wide)
+        )
+        is_known = call["activation"] in (None, "silu", "swish")
+        _require(is_known and 1 < call["weight"].shape[-1] <= MAX_TAPS, "another convolution")
+        places = [_places(self._convolved[0].T, each.flatten(1)) for each in heads]
+        _require(all((np.diff(each) == 1).all() for each in places), "heads that are apart")
+        decays, betas, factor, limits = self._gates(stepped, num_heads)
+        shape = MixerShape(
+            is_delta=self._is_delta,
+            num_heads=num_heads,
+            num_key_heads=heads[1].shape[1],
+            key_dim=heads[1].shape[2],
+            value_dim=heads[2].shape[2],
+            channels=_runs(_places(projected, call["hidden_states"][0].T)),
+            places=(int(places[0][0]), int(places[1][0]), int(places[2][0])),
+            decay_columns=tuple(decays.tolist()),
+            beta_columns=tuple(betas.tolist()),
+            beta_factor=factor,
+            has_norms=self._is_delta,
+            has_silu=call["activation"] is not None,
+            step_limits=limits,
+        )
+        taps, bias, skips = map(self._own, (call["weight"], call["bias"], self._scan["D"]))
+        rates, shifts = (self._weight(name) for name in (_LOG_RATES, _SHIFTS))
+        return StateMixer(
+            Projection(self._module, self._path, wide),
+            Projection(self._module, self._path, steps) if steps else None,
+            shape,
+            MixerWeights(cast(Tensor, taps), rates, shifts, bias, skips),
+            self._gating(projected),
+            Projection(self._module, self._path, (self._combine,)),
+        )
+
+    def _gates(
+        self, rows: Tensor, num_heads: int
+    ) -> tuple[Columns, Columns, float, tuple[float, float]]:
+        """Return columns of decays and betas, the factor on these, and the limits of steps."""
+        call, limits = self._scan, (0.0, float("inf"))
+        logs, shifts = (self._weights.get(name) for name in (_LOG_RATES, _SHIFTS))
+        _require(logs is not None and shifts is not None, "decays of other weights")
+        logs, shifts = cast(Tensor, logs), cast(Tensor, shifts)
+        _require(logs.shape == shifts.shape == (num_heads,), "decays that heads share")
+        rates = -logs.float().exp()
+        if not self._is_delta:
+            given = torch.tensor(call["dt_limit"] or limits, dtype=rows.dtype)  # as steps are
             is_known = call["dt_softplus"] and call["z"] is None and call["dt_bias"] is not None
-            if not is_known or not torch.equal(call["A"], rates):
-                raise Unknown("its steps are made in another way")
-            return
-        self._skips = None
-        if not call["use_qk_l2norm_in_kernel"]:
-            raise Unknown("its queries and keys are not of length 1")
-        taken = np.unique(self.channels)
-        rest = np.setdiff1d(np.arange(self.rows.shape[1]), taken)
-        logs = rates * functional.softplus(raw[:, rest] + shifts.float())
-        self.decays = _nearest(rest, logs, call["g"][0])
-        opened = self.rows[:, rest, None].sigmoid()
-        for self.beta_factor in (1.0, 2.0):
-            betas = (opened * self.beta_factor).expand(-1, -1, self.values.shape[1])
-            try:
-                self.betas = _nearest(rest, betas, call["beta"][0])
-                return
-            except Unknown:
-                continue
-        raise Unknown("its betas are no sigmoids")
+            _require(is_known and torch.equal(call["A"], rates), "steps of another kind")
+            low, high = given.tolist()
+            return _places(rows, call["dt"][0]), np.empty(0, np.int64), 1.0, (low, high)
+        _require(call["use_qk_l2norm_in_kernel"], "queries and keys of other lengths")
+        decays = _nearest(
+            rates * functional.softplus(rows.float()[:, :, None] + shifts.float()), call["g"][0]
+        )
+        opened, betas = rows.sigmoid()[:, :, None].expand(-1, -1, num_heads), call["beta"][0]
+        factor = 2.0 if betas.max() > 1 else 1.0
+        return decays, _nearest(opened * factor, betas), factor, limits
 
-    def _see_norm(self, scanned: Tensor, dtype: torch.dtype) -> None:
-        inputs, answer, last = self.norming.inputs, self.norming.answer, self._last.input
-        if len(inputs) != 2 or not torch.equal(inputs[0].flatten(), scanned.flatten()):
-            raise Unknown("what its scan gives is not normed with gates")
-        if last is None or not torch.equal(last.flatten(), answer.flatten().to(dtype)):
-            raise Unknown("what its norm gives is changed")
-        self.width = inputs[0].shape[-1]
-        gates = _places(self.rows, inputs[1].reshape(NUM_ROWS, -1))
-        weight = self._module.get_submodule(self.norm)._parameters.get("weight")
-        groups = int(getattr(self._module.get_submodule(self.norm), "group_size", self.width))
-        if weight is None or len(gates) % groups or weight.shape != (self.width,):
-            raise Unknown("its norm has other groups")
-        self.gates = gates.reshape(-1, groups)
-        if (np.diff(self.gates) != 1).any():
-            raise Unknown("its gates are not side by side")
+    def _gating(self, projected: Tensor) -> RowGating:
+        """Return how the module's norm norms and gates, found out with its own code."""
+        norm: Any = self._module.get_submodule(self._norm)
+        inputs, answer, last = self._norming.inputs, self._norming.answer, self._last
+        is_of_scan = len(inputs) == 2 and torch.equal(inputs[0].flatten(), self._scanned.flatten())
+        _require(is_of_scan, "no norm of what its scan gives")
+        is_last = last is not None and torch.equal(last.flatten(), answer.flatten().to(last.dtype))
+        _require(is_last, "a change of what its norm gives")
+        size = inputs[0].shape[-1]
+        width, epsilon = getattr(norm, "group_size", size), getattr(norm, "variance_epsilon", None)
+        weight = norm._parameters.get("weight")
+        is_known = epsilon is not None and weight is not None and weight.shape == (size,)
+        _require(is_known and len(norm._parameters) == 1, "another norm")
+        weight = cast(Tensor, weight).detach()
+        _require(weight.dtype == self._dtype and not norm._modules, "another norm")
+        gates = _places(projected, inputs[1].reshape(NUM_ROWS, -1)).reshape(-1, width)
+        _require((np.diff(gates) == 1).all(), "gates that are apart")
+        columns, plain = tuple(gates[:, 0].tolist()), Norm(None, float(cast(float, epsilon)))
+        random = torch.Generator().manual_seed(0)
+        drawn, opening = (random_rows(s, self._dtype, random) for s in ((size,), (NUM_ROWS, size)))
+        rows = random_rows((NUM_ROWS, size), inputs[0].dtype, random)
+        with torch.no_grad():
+            given = functional_call(norm, {"weight": drawn}, (rows, opening)).to(self._dtype)
+        for is_first, is_sigmoid in product((False, True), repeat=2):
+            opened = (torch.sigmoid if is_sigmoid else functional.silu)(opening.float())
+            groups = (rows * opened if is_first else rows).unflatten(-1, (-1, width))
+            normed = apply_norm(plain, groups).flatten(-2) * drawn
+            made = (normed if is_first else normed * opened).to(self._dtype)
+            if is_close(made, given, self._dtype):
+                own = Norm(weight, plain.epsilon)
+                return RowGating(columns, width, is_sigmoid, is_first, own)
+        raise Unknown("its norm gates in another way")
 
-    def owner(self, column: int) -> str:
-        """Return the linear layer that gives a column."""
-        return next(name for name, own in self.columns.items() if own[0] <= column <= own[-1])
-
-    def weights(self) -> MixerWeights:
-        """Return the module's weights."""
+    def _own(self, drawn: Tensor | None) -> Tensor | None:
+        """Return the module's weight in whose place another one was drawn."""
         names = {own.data_ptr(): name for name, own in self._weights.items()}
-        call = self.convolution
+        return None if drawn is None else self._weight(names[drawn.data_ptr()])
 
-        def own(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else self.weight(names[tensor.data_ptr()])
-
-        taps, bias, skips = (own(each) for each in (call["weight"], call["bias"], self._skips))
-        assert taps is not None, "a convolution"
-        return MixerWeights(taps, self.weight(_LOG_RATES), self.weight(_SHIFTS), bias, skips)
-
-    def weight(self, name: str) -> Tensor:
-        """Return a weight of the module."""
+    def _weight(self, name: str) -> Tensor:
         return self._module.get_parameter(name).detach()
 
 
-def _gating_of(seen: _Seen, columns: tuple[int, ...], dtype: torch.dtype) -> RowGating:
-    """Return how the module's norm norms and gates; found out with its own code."""
-    module, width = seen._module.get_submodule(seen.norm), seen.gates.shape[1]
-    random = torch.Generator().manual_seed(0)
-    weight, epsilon = seen.weight(f"{seen.norm}.weight"), getattr(module, "variance_epsilon", None)
-    if epsilon is None or module._buffers or module._modules or len(module._parameters) > 1:
-        raise Unknown("its norm has other parts")
-    if weight.dtype != dtype:
-        raise Unknown("its norm has weights of another dtype")
-    drawn = random_rows(tuple(weight.shape), dtype, random)
-    rows, gates = (
-        random_rows((NUM_ROWS, seen.width), each, random)
-        for each in (seen.norming.inputs[0].dtype, dtype)
-    )
-    with torch.no_grad():
-        given = functional_call(module, {"weight": drawn}, (rows, gates)).to(dtype)
-    wide = gates.float()
-    for is_first, is_sigmoid in product((False, True), repeat=2):
-        opened = wide.sigmoid() if is_sigmoid else functional.silu(wide)
-        inputs = (rows * opened if is_first else rows).unflatten(-1, (-1, width))
-        normed = apply_norm(Norm(None, float(epsilon)), inputs).flatten(-2) * drawn
-        if is_close((normed if is_first else normed * opened).to(dtype), given, dtype):
-            return RowGating(columns, width, is_sigmoid, is_first, Norm(weight, float(epsilon)))
-    raise Unknown("its norm gates in another way")
+def _require(condition: object, reason: str) -> None:
+    if not condition:
+        raise Unknown(reason)
 
 
 def _places(rows: Tensor, parts: Tensor) -> Columns:
-    """Return which column of rows each column of parts is.
-
-    Raises:
-        Unknown: One of them is none.
-    """
-    if rows.dtype == parts.dtype:
-        own, sought = _keys(rows), _keys(parts)
-        order = own.argsort()
-        places = order[np.searchsorted(own[order], sought).clip(max=len(own) - 1)]
-        if torch.equal(rows[:, torch.from_numpy(places)], parts):
-            return cast(Columns, places)
-    raise Unknown("it changes projected rows before it mixes them")
+    """Return which column of rows each column of parts is."""
+    _require(rows.dtype == parts.dtype, "rows of another precision")
+    own, sought = _keys(rows), _keys(parts)
+    order = own.argsort()
+    places = order[np.searchsorted(own[order], sought).clip(max=len(own) - 1)]
+    is_found = torch.equal(rows[:, torch.from_numpy(places)], parts)
+    _require(is_found, "it changes projected rows before it mixes them")
+    return cast(Columns, places)
 
 
 def _keys(rows: Tensor) -> Columns:
@@ -331,27 +261,25 @@ def _keys(rows: Tensor) -> Columns:
     return cast(Columns, few.view(torch.int64)[:, 0].numpy())
 
 
-def _nearest(places: Columns, made: Tensor, parts: Tensor) -> Columns:
-    """Return for each column of parts of which place what is made of it is nearest.
+def _nearest(made: Tensor, parts: Tensor) -> Columns:
+    """Return for each column of parts of which column what is made is nearest.
 
     Args:
-        places: Of columns.
-        made: What would be made of each for each head, shape (num_rows, num_places, num_heads).
+        made: What would be made of each column for each head, shape (num_rows, num_columns,
+            num_heads).
         parts: Shape (num_rows, num_heads).
     """
     nearest = (made.float() - parts.float()[:, None]).abs().sum(0).argmin(0)
-    found = made.gather(1, nearest.expand(len(made), 1, -1))[:, 0]
-    if not is_close(found.to(parts.dtype), parts, torch.float32):
-        raise Unknown("its decays are made in another way")
-    return cast(Columns, places[nearest.numpy()])
+    best = made.gather(1, nearest.expand(len(made), 1, -1))[:, 0]
+    _require(is_close(best.to(parts.dtype), parts, torch.float32), "decays of another kind")
+    return cast(Columns, nearest.numpy())
 
 
 def _runs(places: Columns) -> tuple[tuple[int, int, int], ...]:
     """Return runs of channels whose columns are side by side: column, channel and width."""
     breaks = np.flatnonzero(np.diff(places) != 1) + 1
-    bounds = [0, *breaks.tolist(), len(places)]
     return tuple(
         (int(places[first]), first, min(MAX_CHANNELS, end - first))
-        for begin, end in pairwise(bounds)
+        for begin, end in pairwise([0, *breaks.tolist(), len(places)])
         for first in range(begin, end, MAX_CHANNELS)
     )
