@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ostinato.core.plan import ScheduledSequence
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.forward.decoder import Attention, StateMixer
-from ostinato.runner.forward.mixers.stand_ins import mixer_of
+from ostinato.runner.forward.mixer_stand_ins import mixer_of
 from ostinato.runner.forward.stand_ins import Unknown
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.native.packed import required_library

@@ -36,7 +36,7 @@ from ostinato.runner.experts.mixture import (
 )
 from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Embedding
-from ostinato.runner.forward.mixers.records import MixerShape, MixerWeights, RowGating
+from ostinato.runner.forward.mixer_records import MixerShape, MixerWeights, RowGating
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, stack

@@ -25,7 +25,7 @@ from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.decoder import Attention
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles, Lookup
-from ostinato.runner.forward.mixers.records import GatedNorm, Mixer, StepMixers
+from ostinato.runner.forward.mixer_records import GatedNorm, Mixer, StepMixers
 from ostinato.runner.forward.ops import AddNorm, Gated, SplitHeads
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import address_of, within

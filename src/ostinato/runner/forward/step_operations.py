@@ -42,7 +42,7 @@ from ostinato.runner.forward.decoder import (
     sum_of,
 )
 from ostinato.runner.forward.embedding_and_rope import AngleKind
-from ostinato.runner.forward.mixers.records import GatedNorm, MixerRows
+from ostinato.runner.forward.mixer_records import GatedNorm, MixerRows
 from ostinato.runner.forward.ops import AddNorm, Gated, Heads, Norm, SplitHeads
 from ostinato.runner.forward.program import (
     Attend,

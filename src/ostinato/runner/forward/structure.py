@@ -34,8 +34,8 @@ from ostinato.runner.forward.decoder import (
 )
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles
 from ostinato.runner.forward.head_stand_ins import heads_of, layout_of
-from ostinato.runner.forward.mixers.records import RowGating
-from ostinato.runner.forward.mixers.stand_ins import mixer_of
+from ostinato.runner.forward.mixer_records import RowGating
+from ostinato.runner.forward.mixer_stand_ins import mixer_of
 from ostinato.runner.forward.ops import HeadShape, Norm, RopeKind
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain

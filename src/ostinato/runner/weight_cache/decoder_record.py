@@ -39,7 +39,7 @@ from ostinato.runner.forward.decoder import (
     StateMixer,
 )
 from ostinato.runner.forward.embedding_and_rope import STATIC_ROPE, AngleKind, AngleLayout, Angles
-from ostinato.runner.forward.mixers.records import MixerShape, MixerWeights, RowGating
+from ostinato.runner.forward.mixer_records import MixerShape, MixerWeights, RowGating
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm, Rope, RopeKind
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.plain_layers import plain_linear

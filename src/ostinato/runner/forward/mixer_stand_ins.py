@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from ostinato.runner.forward.decoder import Projection, StateMixer
-from ostinato.runner.forward.mixers.records import (
+from ostinato.runner.forward.mixer_records import (
     MAX_CHANNELS,
     MixerShape,
     MixerWeights,
