@@ -233,15 +233,14 @@ def compare_scans(small: bool, rounds: int) -> None:
         rng = np.random.default_rng(0)
         prompts = rng.integers(3, VOCAB_SIZE, (num_prompts, length)).tolist()
         for _ in range(rounds + 1):
-            for is_native, measured in times.items():
-                llm = engines[is_native]
+            for is_native, llm in engines.items():
                 llm.reset_prefix_cache()
                 with patch(NATIVE_SCANS, return_value=None):  # not those of operations
                     begin = time.perf_counter(), time.process_time()
                     llm.generate(prompts, greedy(num_tokens), use_tqdm=False)
                     end = time.perf_counter(), time.process_time()
                 wall, cpu = (end[place] - begin[place] for place in (0, 1))
-                measured.append((wall / num_tokens, cpu / num_tokens))
+                times[is_native].append((wall / num_tokens, cpu / num_tokens))
         (wall, torch_wall), (cpu, torch_cpu) = (
             [median(each[place] for each in measured[1:]) for measured in times.values()]
             for place in (0, 1)
