@@ -118,25 +118,6 @@ typedef struct ost_best {
   int32_t num_threads;
 } ost_best;
 
-/* One token of each of some sequences, through the gated delta rule; see ops_delta.h. All floats, each
- * array's numbers side by side. */
-typedef struct ost_delta {
-  float *states;        /* (num_slots, num_heads, key_dim, value_dim), changed */
-  const int64_t *slots; /* (num_sequences,), all different */
-  const float *queries; /* (num_sequences, num_key_heads, key_dim) */
-  const float *keys;    /* likewise */
-  const float *values;  /* (num_sequences, num_heads, value_dim) */
-  const float *decays;  /* (num_sequences, num_heads) */
-  const float *betas;   /* likewise */
-  float *outputs;       /* (num_sequences, num_heads, value_dim) */
-  int64_t num_rows;     /* num_sequences * num_heads */
-  int32_t num_heads;    /* a multiple of num_key_heads */
-  int32_t num_key_heads;
-  int32_t key_dim;
-  int32_t value_dim;
-  int32_t num_threads;
-} ost_delta;
-
 /* Many tokens of each of some sequences of one length, through the gated delta rule or Mamba 2; see
  * ops_scan.h. Rows of matrices are tokens, all of a sequence's after all of the one before. */
 typedef struct ost_scan {
@@ -145,12 +126,13 @@ typedef struct ost_scan {
   ost_matrix keys;    /* likewise */
   ost_matrix values;  /* (num_sequences * num_tokens, num_heads * value_dim), of dtype */
   ost_matrix outputs; /* likewise, of output_dtype */
-  const float *gates; /* logs of decays, (num_sequences * num_tokens, num_heads) side by side; with
+  const float *gates; /* logs of decays, (num_sequences * num_tokens, num_heads) at gate_stride; with
                          has_steps (num_heads,): what a step is multiplied by to give one */
-  const float *betas; /* by what values are multiplied, (num_sequences * num_tokens, num_heads); with
-                         has_steps what softplus makes steps of */
+  const float *betas; /* by what values are multiplied, (num_sequences * num_tokens, num_heads) likewise;
+                         with has_steps what softplus makes steps of */
   const float *skips; /* (num_heads,): outputs get so many times their values too; may be null */
   int64_t num_rows;   /* num_sequences * num_heads */
+  int64_t gate_stride;
   int32_t num_tokens;
   int32_t num_heads; /* a multiple of num_key_heads */
   int32_t num_key_heads;
@@ -183,6 +165,68 @@ typedef struct ost_convolution {
   int32_t has_silu;
   int32_t num_threads;
 } ost_convolution;
+
+/* The sequences of a step: sequence i has rows starts[i] .. starts[i + 1] - 1, and its state in slots[i]. */
+typedef struct ost_sequences {
+  const int64_t *starts;   /* (num_sequences + 1,) */
+  const int64_t *slots;    /* (num_sequences,), all different */
+  const int64_t *is_fresh; /* (num_sequences,): whether it begins here, so that its slot is overwritten */
+  int64_t num_sequences;
+} ost_sequences;
+
+/* Channels that are side by side, in a projected row as in a convolved one. */
+typedef struct ost_channels {
+  int32_t column;  /* of the first in a projected row */
+  int32_t channel; /* of the first in a convolved one */
+  int32_t width;   /* at most 256 */
+} ost_channels;
+
+/* A layer's convolution and its scan, for all rows of a step; see ops_mixer.h.
+ *
+ * scan says of what kind it is: its states have all slots, and its queries, keys, values, outputs, gates
+ * and betas all rows. Of one token of a sequence that does not begin with it, a step is computed. */
+typedef struct ost_mixer {
+  ost_scan scan; /* numbers of rows and tokens are of no account; has_steps is 0 */
+  const ost_sequences *step;
+  ost_matrix projected; /* (num_rows, any), of scan.dtype */
+  ost_matrix convolved; /* (num_rows, num_channels), likewise */
+  ost_matrix stepped;   /* (num_rows, any), likewise: has what decays and betas are made of */
+  void *earlier;        /* (num_slots, num_channels, num_taps - 1), of scan.dtype: inputs before; changed */
+  const ost_channels *channels; /* (num_runs,), all channels together */
+  const void *weights;          /* (num_channels, num_taps), of scan.dtype, the last for the token itself */
+  const void *bias;             /* (num_channels,), of scan.dtype; may be null */
+  const int32_t *decay_columns; /* (num_heads,), of stepped */
+  const int32_t *beta_columns;  /* likewise; null where values are multiplied by steps (Mamba 2) */
+  const void *log_rates;        /* (num_heads,), of rates_dtype: the log of a decay is -e^rate * */
+  const void *shifts;           /* (num_heads,), of shifts_dtype    softplus(column + shift) */
+  const void *skips;            /* (num_heads,), of skips_dtype, in place of scan.skips; may be null */
+  int32_t num_runs;
+  int32_t num_channels;
+  int32_t num_taps; /* 2 to 16 */
+  int32_t has_silu;
+  int32_t rates_dtype; /* float32 or bfloat16, each */
+  int32_t shifts_dtype;
+  int32_t skips_dtype;
+  float beta_factor; /* on the sigmoid that is a beta */
+} ost_mixer;
+
+/* output = normed(input) * open(gate), or normed(input * open(gate)), by groups of numbers of a row. */
+typedef struct ost_gated_norm {
+  ost_matrix inputs; /* (num_rows, num_groups * width), of input_dtype */
+  ost_matrix gates;  /* (num_rows, any), of dtype */
+  ost_matrix output; /* (num_rows, num_groups * width), of dtype */
+  const int32_t *columns; /* (num_groups,): where a group's gates begin in a row of gates */
+  ost_norm norm;     /* an RMSNorm or none; weights of dtype, without bias and offset; rounds to input_dtype */
+  int64_t num_rows;
+  int32_t num_groups;
+  int32_t width;
+  int32_t weight_stride; /* of one group's weights to the next one's; 0 if groups share them */
+  int32_t dtype;
+  int32_t input_dtype;
+  int32_t is_gated_first;
+  int32_t is_sigmoid; /* a rounded sigmoid opens gates; else SiLU, which is not rounded */
+  int32_t num_threads;
+} ost_gated_norm;
 
 /* Rows of a weight and their place in a packed one, see weight_tiles.h. */
 typedef struct ost_packing {
@@ -356,9 +400,9 @@ OST_EXPORT void ost_ops_heads(const ost_heads *op);
 OST_EXPORT void ost_ops_gated(const ost_gated *op);
 OST_EXPORT void ost_ops_best(const ost_best *op);
 OST_EXPORT void ost_ops_lora(const ost_lora *op);
-OST_EXPORT void ost_ops_delta(const ost_delta *op);
 OST_EXPORT void ost_ops_scan(const ost_scan *op);
 OST_EXPORT void ost_ops_convolution(const ost_convolution *op);
+OST_EXPORT void ost_ops_gated_norm(const ost_gated_norm *op);
 
 #ifdef __cplusplus
 }

@@ -25,7 +25,9 @@ enum ost_operation_kind {
   OST_COPY = 6,     /* ost_layer_copy */
   OST_TAKE = 7,     /* ost_take */
   OST_GATED_PRODUCT = 8, /* ost_gated_product */
-  OST_LORA = 9           /* ost_lora */
+  OST_LORA = 9,          /* ost_lora */
+  OST_MIXER = 10,        /* ost_mixer */
+  OST_GATED_NORM = 11    /* ost_gated_norm */
 };
 
 /* On which rows an operation is run. */
@@ -83,7 +85,7 @@ typedef struct ost_layer_attention {
  *
  * Rows go from one attention to the next in chunks, so that what one operation leaves is still in the
  * processor's cache when the next needs it. A matrix in the arena holds a chunk's rows, which the next
- * chunk overwrites; any other holds all rows of the step. Attention and copies see them all at once,
+ * chunk overwrites; any other holds all rows of the step. Attention, mixers and copies see them all at once,
  * and chunks begin anew where the logit rows do: nothing in the arena is read beyond.
  */
 typedef struct ost_program {

@@ -35,6 +35,11 @@ class Chunk {
     of_matrices(bytes_of(op.dtype), {&op.gate_up, &op.output});
     return with_rows(op);
   }
+  ost_gated_norm of(ost_gated_norm op) const {
+    of_matrices(bytes_of(op.dtype), {&op.gates, &op.output});
+    of_matrices(bytes_of(op.input_dtype), {&op.inputs});
+    return with_rows(op);
+  }
   ost_product of(ost_product op) const {
     of_matrices(bytes_of(op.dtype), {&op.inputs, &op.outputs});
     return with_rows(op);

@@ -41,8 +41,6 @@ void run(const Op &op, int64_t row_width, int64_t per_thread = kNumbersPerThread
                                                      : op.num_threads);
 }
 
-int64_t state_size(const ost_delta &op) { return int64_t{op.key_dim} * op.value_dim; }
-
 int64_t work_per_row(const ost_scan &op) { return int64_t{op.num_tokens} * op.key_dim * op.value_dim; }
 
 int64_t width_of(const ost_heads &op) {
@@ -67,16 +65,32 @@ Work work_of(const ost_best &op) {
   return over_rows<ost_best, &OpsKernels::best>(op, op.width);
 }
 
-Work work_of(const ost_delta &op) {
-  return over_rows<ost_delta, &OpsKernels::delta>(op, state_size(op));
-}
-
 Work work_of(const ost_scan &op) {
   return over_rows<ost_scan, &OpsKernels::scan>(op, work_per_row(op));
 }
 
 Work work_of(const ost_convolution &op) {
   return over_rows<ost_convolution, &OpsKernels::convolution>(op, op.width);
+}
+
+Work work_of(const ost_gated_norm &op) {
+  return over_rows<ost_gated_norm, &OpsKernels::gated_norm>(op, int64_t{op.num_groups} * op.width);
+}
+
+// A unit is a run of a sequence's channels, or its decays and betas.
+Work convolution_of(const ost_mixer &op) {
+  const auto compute = [](const void *record, int64_t first, int64_t last) {
+    ops_kernels().convolve_sequences(*static_cast<const ost_mixer *>(record), first, last);
+  };
+  return {&op, compute, op.step->num_sequences * (op.num_runs + 1), 1};
+}
+
+// A unit is a head of a sequence.
+Work scan_of(const ost_mixer &op) {
+  const auto compute = [](const void *record, int64_t first, int64_t last) {
+    ops_kernels().scan_sequences(*static_cast<const ost_mixer *>(record), first, last);
+  };
+  return {&op, compute, op.step->num_sequences * op.scan.num_heads, 1};
 }
 
 }  // namespace ost
@@ -91,9 +105,9 @@ void ost_ops_gated(const ost_gated *op) { ost::run(*op, 2 * int64_t{op->width});
 
 void ost_ops_best(const ost_best *op) { ost::run(*op, op->width, ost::kComparedPerThread); }
 
-void ost_ops_delta(const ost_delta *op) { ost::run(*op, ost::state_size(*op)); }
-
 void ost_ops_scan(const ost_scan *op) { ost::run(*op, ost::work_per_row(*op)); }
+
+void ost_ops_gated_norm(const ost_gated_norm *op) { ost::run(*op, int64_t{op->num_groups} * op->width); }
 
 void ost_ops_convolution(const ost_convolution *op) { ost::run(*op, op->width); }
 }

@@ -12,7 +12,6 @@
 #include <cstdint>
 
 #include "ops_vector.h"
-#include "ostinato_ops.h"
 
 namespace {
 
@@ -60,20 +59,6 @@ inline void delta_head(const DeltaHead &head) {
   for (; i + kWide <= head.value_dim; i += kWide) delta_columns<kDeltaVectors>(head, i, Whole{});
   for (; i + kLanes <= head.value_dim; i += kLanes) delta_columns<1>(head, i, Whole{});
   if (i < head.value_dim) delta_columns<1>(head, i, head.value_dim - i);
-}
-
-// A row is a head of a sequence.
-inline void delta_rows(const ost_delta &op, int64_t first, int64_t last) {
-  const int64_t state_size = int64_t{op.key_dim} * op.value_dim;
-  const int heads_per_key = op.num_heads / op.num_key_heads;
-  for (int64_t row = first; row < last; ++row) {
-    const int64_t sequence = row / op.num_heads, head = row % op.num_heads;
-    const int64_t key = (sequence * op.num_key_heads + head / heads_per_key) * op.key_dim;
-    delta_head({op.states + (op.slots[sequence] * op.num_heads + head) * state_size,
-                op.queries + key, op.keys + key, op.values + row * op.value_dim,
-                op.outputs + row * op.value_dim, op.decays[row], op.betas[row], op.key_dim,
-                op.value_dim});
-  }
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "ops_best.h"
-#include "ops_delta.h"
+#include "ops_mixer.h"
 #include "ops_scan.h"
 #include "ops_vector.h"
 
@@ -272,6 +272,42 @@ void heads_row(const ost_heads &op, int64_t row) {
                 sizeof(Stored) * static_cast<size_t>(op.head_dim));
 }
 
+// A group's numbers are gated before its norm, or after it; without a norm it is the same.
+template <class Input, class Format>
+void gated_norm_row(const ost_gated_norm &op, int64_t row) {
+  auto *held = static_cast<float *>(ost::thread_scratch(4 * int64_t{op.width}));
+  const bool is_normed = op.norm.kind != OST_NO_NORM;
+  for (int group = 0; group < op.num_groups; ++group) {
+    const int64_t first = int64_t{group} * op.width;
+    const auto *from = row_of<Input>(op.inputs, row) + first;
+    const auto *gates = row_of<Format>(op.gates, row) + op.columns[group];
+    const auto *weights = static_cast<const typename Format::Stored *>(op.norm.weight);
+    if (weights != nullptr) weights += int64_t{group} * op.weight_stride;
+    auto *to = row_of<Format>(op.output, row) + first;
+    const auto opened = [&](int i, auto count, const Floats &value) {
+      const Floats gate = load<Format>(gates + i, count);
+      if (op.is_sigmoid) return value * Format::round(quotient(all(1.f), 1.f + exponential(-gate)));
+      return value * silu(gate);
+    };
+    Scale scale;
+    if (is_normed)
+      scale = scale_of(op.norm, op.width, [&](int i, auto count) {
+        Floats value = load<Input>(from + i, count);
+        if (op.is_gated_first) value = opened(i, count, value);
+        std::memcpy(held + i, &value, sizeof(float) * static_cast<size_t>(int{count}));
+        return value;
+      });
+    each_vector(op.width, [&](int i, auto count) {
+      Floats value = is_normed ? load<Float32>(held + i, count) : load<Input>(from + i, count);
+      if (is_normed) {
+        value = Input::round(value * scale.factor);
+        if (weights != nullptr) value = Input::round(value * load<Format>(weights + i, count));
+      }
+      store<Format>(to + i, is_normed && op.is_gated_first ? value : opened(i, count, value), count);
+    });
+  }
+}
+
 inline Floats activated(int32_t activation, const Floats &x) {
   switch (activation) {
     case OST_GELU:
@@ -331,10 +367,24 @@ const OpsKernels &OST_OPS() {
       each_row<ost_heads, heads_row<BFloat16>, heads_row<Float32>>,
       each_row<ost_gated, gated_row<BFloat16>, gated_row<Float32>>,
       best_rows,
-      delta_rows,
       scan_rows,
       [](const ost_convolution &op, int64_t first, int64_t last) {
         (op.dtype == OST_BFLOAT16 ? convolve_rows<BFloat16> : convolve_rows<Float32>)(op, first, last);
+      },
+      [](const ost_gated_norm &op, int64_t first, int64_t last) {
+        if (op.input_dtype == op.dtype)
+          each_row<ost_gated_norm, gated_norm_row<BFloat16, BFloat16>, gated_norm_row<Float32, Float32>>(
+              op, first, last);
+        else
+          for (int64_t row = first; row < last; ++row) gated_norm_row<Float32, BFloat16>(op, row);
+      },
+      [](const ost_mixer &op, int64_t first, int64_t last) {
+        (op.scan.dtype == OST_BFLOAT16 ? convolve_sequences<BFloat16> : convolve_sequences<Float32>)(
+            op, first, last);
+      },
+      [](const ost_mixer &op, int64_t first, int64_t last) {
+        (op.scan.dtype == OST_BFLOAT16 ? scan_sequences<BFloat16> : scan_sequences<Float32>)(
+            op, first, last);
       },
       add_scaled,
   };

@@ -13,9 +13,12 @@ struct OpsKernels {
   void (*heads)(const ost_heads &op, int64_t first, int64_t last);
   void (*gated)(const ost_gated &op, int64_t first, int64_t last);
   void (*best)(const ost_best &op, int64_t first, int64_t last);
-  void (*delta)(const ost_delta &op, int64_t first, int64_t last);
   void (*scan)(const ost_scan &op, int64_t first, int64_t last);
   void (*convolution)(const ost_convolution &op, int64_t first, int64_t last);
+  void (*gated_norm)(const ost_gated_norm &op, int64_t first, int64_t last);
+  // Units of a mixer's first work and of its second, see ops_mixer.h.
+  void (*convolve_sequences)(const ost_mixer &op, int64_t first, int64_t last);
+  void (*scan_sequences)(const ost_mixer &op, int64_t first, int64_t last);
   // outputs += scale * update, width numbers; the product is rounded as well.
   void (*add_scaled)(void *outputs, const void *update, int32_t width, float scale, int32_t dtype);
 };

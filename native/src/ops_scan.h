@@ -100,8 +100,8 @@ inline Floats softplus(const Floats &x) {
 // What one head of one sequence works with.
 class ScanHead {
  public:
-  ScanHead(const ost_scan &op, int64_t row)
-      : op_(op),
+  ScanHead(const ost_scan &op, int64_t row, const float *skip)
+      : op_(op), skip_(skip),
         first_token_(row / op.num_heads * op.num_tokens),
         head_(static_cast<int>(row % op.num_heads)),
         key_head_(head_ / (op.num_heads / op.num_key_heads)),
@@ -148,12 +148,12 @@ class ScanHead {
     if (op_.has_norms) normalize(queries_, count), normalize(keys_, count);
     for (int k = 0; k < op_.key_dim; ++k)
       for (int i = 0; i < kChunk; ++i) turned_.row(k)[i] = i < count ? keys_.row(i)[k] : 0.f;
-    for (int i = 0; i < count; ++i) betas_[i] = op_.betas[(token + i) * op_.num_heads + head_];
+    for (int i = 0; i < count; ++i) betas_[i] = op_.betas[(token + i) * op_.gate_stride + head_];
     if (op_.has_steps) make_steps();
     float sum = 0.f;
     for (int i = 0; i < kChunk; ++i) {
       if (i < count)
-        sum += op_.has_steps ? op_.gates[head_] * betas_[i] : op_.gates[(token + i) * op_.num_heads + head_];
+        sum += op_.has_steps ? op_.gates[head_] * betas_[i] : op_.gates[(token + i) * op_.gate_stride + head_];
       faded_[i] = sum;
     }
     for (int i = 0; i < kChunk; i += kLanes) {
@@ -210,7 +210,7 @@ class ScanHead {
     weigh(queries_, by_query_, count);
     clear(outputs_, count);
     add_product(outputs_, queries_, state_, count, outputs_.stride, op_.key_dim);
-    const Floats skip = all(op_.skips == nullptr ? 0.f : op_.skips[head_]);
+    const Floats skip = all(skip_ == nullptr ? 0.f : *skip_);
     for (int first = 0; first < count; first += kScanRows) {
       const int rows = std::min(kScanRows, count - first);
       for (int i = first; i < first + rows; ++i) scale_row(outputs_.row(i), outputs_.stride, decays_[i]);
@@ -221,7 +221,7 @@ class ScanHead {
       const int64_t place = (token + i) * op_.outputs.stride + int64_t{head_} * op_.value_dim;
       each_vector(op_.value_dim, [&](int v, auto lanes) {
         Floats output = load<Float32>(outputs_.row(i) + v);
-        if (op_.skips != nullptr) output = multiply_add(skip, load<Float32>(values_.row(i) + v), output);
+        if (skip_ != nullptr) output = multiply_add(skip, load<Float32>(values_.row(i) + v), output);
         if (op_.output_dtype == OST_BFLOAT16)
           store<BFloat16>(static_cast<uint16_t *>(op_.outputs.data) + place + v, output, lanes);
         else
@@ -276,6 +276,7 @@ class ScanHead {
   static void clear(const Panel &panel, int rows) { std::fill(panel.data, panel.row(rows), 0.f); }
 
   const ost_scan &op_;
+  const float *const skip_;  // what outputs get of their values too; may be null
   const int64_t first_token_;
   const int head_, key_head_;
   float *const stored_;
@@ -286,7 +287,8 @@ class ScanHead {
 };
 
 inline void scan_rows(const ost_scan &op, int64_t first, int64_t last) {
-  for (int64_t row = first; row < last; ++row) ScanHead(op, row).run();
+  for (int64_t row = first; row < last; ++row)
+    ScanHead(op, row, op.skips == nullptr ? nullptr : op.skips + row % op.num_heads).run();
 }
 
 // A row is a token: weighted sums of it and the tokens before, channel by channel.

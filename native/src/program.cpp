@@ -49,7 +49,7 @@ template <class Record>
 using Kept = std::deque<Record>;
 using Records = std::tuple<Kept<ost_add_norm>, Kept<ost_heads>, Kept<ost_gated>, Kept<ost_product>,
                            Kept<ost_write>, Kept<ost_take>, Kept<ost_gated_product>,
-                           Kept<LoraBlocks>>;
+                           Kept<ost_gated_norm>, Kept<LoraBlocks>>;
 
 struct Run {
   Works works;
@@ -141,6 +141,11 @@ void add_attention(Works &works, void *record) {
     works.push_back({&layer, merge, int64_t{layer.num_merges} * layer.num_heads, 4});
 }
 
+void add_mixer(Works &works, const ost_mixer &mixer) {
+  works.push_back(convolution_of(mixer));
+  works.push_back(scan_of(mixer));
+}
+
 void add(Run &run, const ost_operation &operation, const Chunk &chunk) {
   switch (operation.kind) {
     case OST_ADD_NORM:
@@ -163,11 +168,15 @@ void add(Run &run, const ost_operation &operation, const Chunk &chunk) {
       return add_attention(run.works, operation.record);
     case OST_COPY:
       return add_copy(run.works, operation.record);
+    case OST_MIXER:
+      return add_mixer(run.works, *static_cast<const ost_mixer *>(operation.record));
+    case OST_GATED_NORM:
+      return run.add<ost_gated_norm>(chunk, operation.record);
   }
 }
 
 bool sees_all_rows(const ost_operation &operation) {
-  return operation.kind == OST_ATTEND || operation.kind == OST_COPY;
+  return operation.kind == OST_ATTEND || operation.kind == OST_COPY || operation.kind == OST_MIXER;
 }
 
 // Where operations end that a chunk goes through before the next chunk does.

@@ -30,10 +30,14 @@ Work work_of(const ost_add_norm &op);
 Work work_of(const ost_heads &op);
 Work work_of(const ost_gated &op);
 Work work_of(const ost_best &op);
-Work work_of(const ost_delta &op);
 Work work_of(const ost_scan &op);
 Work work_of(const ost_convolution &op);
+Work work_of(const ost_gated_norm &op);
 Work work_of(const ost_product &product);
+
+// A mixer's convolution, and then its scan.
+Work convolution_of(const ost_mixer &op);
+Work scan_of(const ost_mixer &op);
 
 // The product and what its gates let through, in one; only where they go together, else they are two works.
 Work work_of(const ost_gated_product &op);

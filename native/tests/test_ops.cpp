@@ -2,7 +2,7 @@
 #include <functional>
 
 #include "case.h"
-#include "ostinato_ops.h"
+#include "ostinato_program.h"
 
 namespace {
 
@@ -193,53 +193,6 @@ void check_best(const Case &c, Random &random) {
   }
 }
 
-// Sequences in slots of no order, heads that share keys; one slot is unused.
-void check_delta(const Case &c, Random &random) {
-  const int32_t key_dim = random.between(1, 40), value_dim = random.between(1, 150);
-  const int32_t num_keys = random.between(1, 2), num_heads = num_keys * random.between(1, 3);
-  const auto floats = [&](int64_t rows, int64_t width) {
-    return Matrix(rows, width, OST_FLOAT32, 0);
-  };
-  const auto data = [](const Matrix &matrix) { return static_cast<float *>(matrix.view.data); };
-  std::vector<int64_t> slots;
-  for (int64_t slot = 0; slot <= c.num_rows; ++slot) slots.push_back(slot);
-  random.shuffle(slots);
-  const int64_t state_rows = (c.num_rows + 1) * num_heads * key_dim, heads = c.num_rows * num_heads;
-  Matrix states = floats(state_rows, value_dim), before = floats(state_rows, value_dim);
-  Matrix queries = floats(c.num_rows * num_keys, key_dim), keys = floats(c.num_rows * num_keys, key_dim);
-  Matrix values = floats(heads, value_dim), outputs = floats(heads, value_dim);
-  Matrix decays = floats(heads, 1), betas = floats(heads, 1);
-  for (Matrix *matrix : {&states, &queries, &keys, &values, &decays, &betas}) matrix->fill(random, .5f);
-  before.each([&](int64_t row, int64_t i) { before.set(row, i, states.at(row, i)); });
-  const ost_delta op{data(states), slots.data(), data(queries), data(keys), data(values),
-                     data(decays), data(betas), data(outputs), heads, num_heads, num_keys, key_dim,
-                     value_dim, c.num_threads};
-  ost_ops_delta(&op);
-  const auto near = [&](double found, double expected, const char *what) {
-    if (!(std::abs(found - expected) <= 1e-3 + 1e-4 * std::abs(expected))) fail(c.seed, what);
-  };
-  for (int64_t row = 0; row < heads; ++row)
-    for (int32_t v = 0; v < value_dim; ++v) {
-      const int64_t sequence = row / num_heads, head = row % num_heads;
-      const int64_t key = sequence * num_keys + head / (num_heads / num_keys);
-      const int64_t state = (slots[sequence] * num_heads + head) * key_dim;
-      double said = 0, read = 0;
-      for (int32_t k = 0; k < key_dim; ++k)
-        said += keys.at(key, k) * before.at(state + k, v) * decays.at(row, 0);
-      const double change = (values.at(row, v) - said) * betas.at(row, 0);
-      for (int32_t k = 0; k < key_dim; ++k) {
-        const double now = before.at(state + k, v) * decays.at(row, 0) + keys.at(key, k) * change;
-        near(states.at(state + k, v), now, "a state differs");
-        read += queries.at(key, k) * now;
-      }
-      near(outputs.at(row, v), read, "what a query reads differs");
-    }
-  const int64_t unused = slots.back() * num_heads * key_dim;
-  for (int64_t row = unused; row < unused + int64_t{num_heads} * key_dim; ++row)
-    for (int32_t v = 0; v < value_dim; ++v)
-      if (states.at(row, v) != before.at(row, v)) fail(c.seed, "an unused slot changed");
-}
-
 // Token by token, as the rule says; sequences longer and shorter than a chunk.
 void check_scan(const Case &c, Random &random) {
   const int32_t key_dim = random.between(1, 40), value_dim = random.between(1, 70);
@@ -260,7 +213,7 @@ void check_scan(const Case &c, Random &random) {
   std::vector<double> expected(heads * state_size);
   states.each([&](int64_t row, int64_t i) { expected[row * state_size + i] = states.at(row, i); });
   const ost_scan op{floats(states), queries.view, keys.view, values.view, outputs.view, floats(gates),
-                    floats(betas), floats(skips), heads, num_tokens, num_heads, num_keys, key_dim,
+                    floats(betas), floats(skips), heads, num_heads, num_tokens, num_heads, num_keys, key_dim,
                     value_dim, dtype, OST_FLOAT32, is_delta, has_norms, is_turned, false, .5f,
                     0, INFINITY, c.num_threads};
   ost_ops_scan(&op);
@@ -303,6 +256,83 @@ void check_scan(const Case &c, Random &random) {
   if (!outputs.gaps_are_untouched()) fail(c.seed, "a scan wrote into a gap");
 }
 
+// One token of each of some sequences, in slots of no order; the convolution takes each input as it is,
+// and one slot is unused.
+void check_step(const Case &c, Random &random) {
+  const int32_t key_dim = random.between(1, 40), value_dim = random.between(1, 150), rows = c.num_rows;
+  const int32_t num_keys = random.between(1, 2), num_heads = num_keys * random.between(1, 20);
+  const int32_t keys = num_keys * key_dim, width = 2 * keys + num_heads * value_dim;
+  const int32_t state_size = key_dim * value_dim;
+  const bool is_delta = random.chance(0.5);
+  const auto floats = [](Matrix &matrix) { return static_cast<float *>(matrix.view.data); };
+  Matrix projected(rows, width, OST_FLOAT32, c.gap), convolved(rows, width, OST_FLOAT32, c.gap);
+  Matrix stepped(rows, 2 * num_heads, OST_FLOAT32, c.gap), weights(width, 2, OST_FLOAT32, 0);
+  Matrix outputs(rows, num_heads * value_dim, OST_FLOAT32, c.gap), heads(3, num_heads, OST_FLOAT32, 0);
+  Matrix gates(rows, num_heads, OST_FLOAT32, 0), betas(rows, num_heads, OST_FLOAT32, 0);
+  Matrix earlier((rows + 1) * width, 1, OST_FLOAT32, 0), states((rows + 1) * num_heads, state_size, OST_FLOAT32, 0);
+  for (Matrix *matrix : {&projected, &stepped, &earlier, &states, &heads}) matrix->fill(random, .5f);
+  weights.each([&](int64_t row, int64_t tap) { weights.set(row, tap, static_cast<double>(tap)); });
+  std::vector<int64_t> starts, slots, is_fresh(rows, 0);
+  for (int64_t slot = 0; slot <= rows; ++slot) starts.push_back(slot), slots.push_back(slot);
+  random.shuffle(slots);
+  std::vector<ost_channels> runs;
+  for (int32_t first = 0; first < width; first += 37) runs.push_back({first, first, std::min(37, width - first)});
+  std::vector<int32_t> decay_columns, beta_columns;
+  for (int32_t head = 0; head < num_heads; ++head)
+    decay_columns.push_back(2 * head), beta_columns.push_back(2 * head + 1);
+  std::vector<double> expected((rows + 1) * num_heads * state_size);
+  states.each([&](int64_t row, int64_t i) { expected[row * state_size + i] = states.at(row, i); });
+  const auto part = [&](int32_t first) { return ost_matrix{floats(convolved) + first, convolved.view.stride}; };
+  const ost_sequences step{starts.data(), slots.data(), is_fresh.data(), rows};
+  ost_mixer op{{floats(states), part(0), part(keys), part(2 * keys), outputs.view, floats(gates),
+                floats(betas), nullptr, 0, num_heads, 0, num_heads, num_keys, key_dim, value_dim,
+                OST_FLOAT32, OST_FLOAT32, is_delta, is_delta, !is_delta, false, .5f, 0, INFINITY, 1},
+               &step, projected.view, convolved.view, stepped.view, earlier.view.data, runs.data(),
+               weights.view.data, nullptr, decay_columns.data(), is_delta ? beta_columns.data() : nullptr,
+               floats(heads), floats(heads) + num_heads, floats(heads) + 2 * num_heads,
+               static_cast<int32_t>(runs.size()), width, 2, 0, OST_FLOAT32, OST_FLOAT32, OST_FLOAT32, 2.f};
+  const ost_operation operation{&op, OST_MIXER, OST_ALL_ROWS};
+  const ost_program program{&operation, 1, 32, nullptr, 0};
+  ost_run_program(&program, rows, 0, c.num_threads);
+  const auto near = [&](double found, double wanted, const char *what) {
+    if (!(std::abs(found - wanted) <= 1e-3 + 1e-3 * std::abs(wanted))) fail(c.seed, what);
+  };
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t head = 0; head < num_heads; ++head) {
+      const int64_t first = head / (num_heads / num_keys) * key_dim;
+      const auto length = [&](int64_t from) {
+        double squares = 1e-6;
+        for (int32_t k = 0; k < key_dim; ++k) squares += std::pow(projected.at(row, from + first + k), 2);
+        return is_delta ? std::sqrt(squares) : 1;
+      };
+      const double by_query = .5 / length(0), by_key = 1 / length(keys);
+      const double raw = stepped.at(row, 2 * head) + heads.at(1, head), time = std::log1p(std::exp(raw));
+      const double decay = std::exp(-std::exp(heads.at(0, head)) * time);
+      const double beta = is_delta ? 2 / (1 + std::exp(-stepped.at(row, 2 * head + 1))) : time;
+      double *own = expected.data() + (slots[row] * num_heads + head) * state_size;
+      for (int32_t v = 0; v < value_dim; ++v) {
+        const auto state = [&](int32_t k) -> double & { return own[is_delta ? k * value_dim + v : v * key_dim + k]; };
+        const double value = projected.at(row, 2 * keys + head * value_dim + v);
+        double said = 0, read = heads.at(2, head) * value * (is_delta ? 0 : 1);
+        for (int32_t k = 0; k < key_dim; ++k)
+          said += (state(k) *= decay) * projected.at(row, keys + first + k) * by_key;
+        for (int32_t k = 0; k < key_dim; ++k) {
+          state(k) += beta * (value - (is_delta ? said : 0)) * projected.at(row, keys + first + k) * by_key;
+          read += state(k) * projected.at(row, first + k) * by_query;
+        }
+        near(outputs.at(row, head * value_dim + v), read, "what a step reads differs");
+      }
+    }
+  states.each([&](int64_t row, int64_t i) {
+    near(states.at(row, i), expected[row * state_size + i], "a step's state differs");
+  });
+  for (int64_t row = 0; row < rows; ++row)
+    for (int32_t i = 0; i < width; ++i)
+      if (earlier.at(slots[row] * width + i, 0) != projected.at(row, i)) fail(c.seed, "an input is not kept");
+  for (Matrix *matrix : {&outputs, &convolved})
+    if (!matrix->gaps_are_untouched()) fail(c.seed, "a step wrote into a gap");
+}
+
 void check_convolution(const Case &c, Random &random) {
   const int32_t width = random.between(1, 90), num_taps = random.between(1, 5);
   const int32_t num_tokens = random.between(1, 9), dtype = random.between(0, 1);
@@ -340,8 +370,8 @@ int main(int argc, char **argv) {
       check_gated(c, random);
       check_heads(c, random);
       check_best(c, random);
-      check_delta(c, random);
       check_scan(c, random);
+      check_step(c, random);
       check_convolution(c, random);
     }
     std::printf("%s: %u cases\n", name_of_isa(isa), num_cases);

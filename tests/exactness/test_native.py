@@ -13,6 +13,7 @@ from ostinato.runner.native.library import Isa
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, random_ids
 from tests.exactness.test_greedy import GREEDY, assert_exact, every_family
+from tests.exactness.test_states import PROMPTS as OF_STATES
 from tests.support.engines import MakeLLM
 from tests.support.instruction_sets import needs_library, threads_in_use
 
@@ -72,3 +73,19 @@ def test_preempted_forked_and_on_two_threads(
 
     assert_exact(outputs, reference_of(family), PROMPTS)
     assert llm.engine.scheduler_stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "olmo_hybrid", "granitemoehybrid", "mamba2"])
+def test_layers_with_a_state_as_operations(
+    family: str, isa: Isa, make_llm: MakeLLM, reference_of: ReferenceOf
+):
+    """Chunks of 64 beside decodes, forks and strangers; cold, and then with hits."""
+    llm = make_llm(family, max_num_batched_tokens=160, max_num_seqs=16, **NATIVE)
+    fused = llm.engine.runner.loaded.fused
+    assert fused is not None and not fused.decoder.calls
+
+    for _ in range(2):
+        outputs = llm.generate(OF_STATES, GREEDY, use_tqdm=False)
+        assert_exact(outputs, reference_of(family), OF_STATES)
+
+    assert sum(output.num_cached_tokens for output in outputs) > 500

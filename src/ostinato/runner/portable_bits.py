@@ -61,7 +61,9 @@ def _reasons(loaded: LoadedModel, name: AttentionName, case: AttentionCase) -> I
         yield f"keys and values are in {_name(case.kv_dtype)}: set kv_cache_dtype='int8'"
     if loaded.dtype not in (torch.float32, torch.bfloat16):
         yield f"the model computes in {_name(loaded.dtype)}: set dtype='float32' or 'bfloat16'"
-    if not isinstance(loaded.fused, FusedForward) or not loaded.fused.promises_bits:
+    if isinstance(loaded.fused, FusedForward) and loaded.fused.decoder.has_states:
+        yield "layers with a state give a token other bits in a prompt than in a step of its own"
+    elif not isinstance(loaded.fused, FusedForward) or not loaded.fused.promises_bits:
         yield f"not all of the model is fused ({loaded.forward.reason})"
     else:
         yield from _reasons_of(loaded.fused)

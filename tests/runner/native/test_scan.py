@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,10 +16,11 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_chunk_gated_delta_rule,
 )
 
+from ostinato.runner.native.library import library
 from ostinato.runner.states.recurrence import Call, State
 from ostinato.runner.states.recurrences import GatedDeltaRule, Mamba2Scan, ShortConvolution
-from tests.runner.native.test_delta import NATIVE, draw
 
+NATIVE = library()
 pytestmark = [
     pytest.mark.usefixtures("isa"),
     pytest.mark.skipif(NATIVE is None, reason="there is no native library"),
@@ -27,6 +29,10 @@ TOKENS = {**GatedDeltaRule.axes, **Mamba2Scan.axes}
 """Arguments with a row per token."""
 
 Arguments = dict[str, Any]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).float()
 
 
 def delta(count: int, num_tokens: int, key_dim: int = 24, value_dim: int = 37) -> Arguments:

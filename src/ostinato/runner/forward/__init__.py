@@ -9,10 +9,12 @@ Files in reading order:
 * ``plain_layers``: checks that a linear layer is unmodified, and creates such layers
 * ``packing``: packs the weights of a model's layers, and unpacks them
 * ``ops``: the operations between the products of a layer, and C structures for their arguments
+* ``mixer_records``: what a layer with a state computes between its products
 * ``embedding_and_rope``: the embeddings and rotary angles of a step
 * ``decoder``: a decoder as a list of operations
 * ``stand_ins``: finds out what a module computes by calling it between stand-ins
 * ``head_stand_ins``: likewise, what an attention module makes of its projected rows
+* ``mixer_stand_ins``: likewise, what a module with a state computes
 * ``structure``: describes a model as operations
 * ``arena``: buffers of a program
 * ``program``: runs operations in one call, or in one between calls in Python, and sets what differs

@@ -8,6 +8,7 @@
     branch   stream ─► norm ─► part ─► norm ─► * scale ─► + stream      (either norm may be missing)
     part     attention      project ─► heads: norms, RoPE ─► attend ─► combine
              feed-forward   gate, up ─► activation(gate) * up ─► down   (or without ups)
+             state mixer    project ─► convolution ─► scan of each head ─► gated norm ─► combine
              mixture        router ─► few of many experts for each row; + shared experts, whose
                             factor may be the sigmoid of a gate
              call           a module of ``transformers``, called as one operation
@@ -34,6 +35,7 @@ from ostinato.runner.experts.mixture import (
 )
 from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Embedding
+from ostinato.runner.forward.mixer_records import MixerShape, MixerWeights, RowGating
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, stack
@@ -87,17 +89,40 @@ class Attention:
     """Attention of one layer.
 
     Attributes:
-        project: Queries, keys and values.
+        project: Queries, keys and values, and gates if there are any.
         shape: How they are split into heads.
         angles: Which angles turn them; None if nothing does.
         style: Parameters of attention.
         combine: The output projection.
+        gating: How what was attended is gated; None if it is not.
     """
 
     project: Projection
     shape: HeadShape
     angles: AngleKind | None
     style: AttentionStyle
+    combine: Projection
+    gating: RowGating | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateMixer:
+    """A layer's linear attention: it carries a state from token to token.
+
+    Attributes:
+        project: What the convolution reads, and gates.
+        steps: What decays and betas are made of; None if ``project`` gives that too.
+        shape: How a scan reads both.
+        weights: Of the convolution and the scan.
+        gating: How the scan's output is gated and normed.
+        combine: The output projection.
+    """
+
+    project: Projection
+    steps: Projection | None
+    shape: MixerShape
+    weights: MixerWeights
+    gating: RowGating
     combine: Projection
 
 
@@ -226,7 +251,7 @@ class Mixture:
         return [*products, [(f"{self.path}.{self.router}{self.packed_router.suffix}", 0)]]
 
 
-Part = Attention | FeedForward | Mixture | Call
+Part = Attention | StateMixer | FeedForward | Mixture | Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +317,10 @@ class Decoder:
     def projections(self) -> Iterator[Projection]:
         """Yield the products of all layers, in order."""
         for part in self.parts():
-            if isinstance(part, Attention):
+            if isinstance(part, Attention | StateMixer):
                 yield from (part.project, part.combine)
+            if isinstance(part, StateMixer):
+                yield from () if part.steps is None else (part.steps,)
             elif isinstance(part, FeedForward):
                 yield from (part.gate_up, part.down)
             elif isinstance(part, Mixture) and part.shared is not None:
@@ -307,6 +334,11 @@ class Decoder:
         for part in self.parts():
             if isinstance(part, Mixture):
                 yield part, part.joined()
+
+    @property
+    def has_states(self) -> bool:
+        """Whether operations carry states."""
+        return any(isinstance(part, StateMixer) for part in self.parts())
 
     @property
     def calls(self) -> tuple[Call, ...]:

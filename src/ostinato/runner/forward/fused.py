@@ -187,9 +187,10 @@ class FusedForward:
     def promises_bits(self) -> bool:
         """Whether a row has the same bits alone and in any step, if attention is native.
 
-        Modules that are called promise nothing of the kind.
+        Modules that are called promise nothing of the kind, and a layer with a state gives a token
+        other bits in a prompt than in a step of its own.
         """
-        return not self.called
+        return not self.called and not self._decoder.has_states
 
     @property
     def called(self) -> str:

@@ -56,8 +56,9 @@ def heads_of(
         raise Unknown(f"heads of {type(attention).__name__} are not of one size")
     num_heads = linears[-1].in_features // dim
     num_projected = sum(linear.out_features for linear in linears[:-1]) // dim
-    num_kv_heads = (num_projected - num_heads) // 2
-    shape = HeadShape(num_heads, num_kv_heads, dim)
+    is_gated = len(linears) > 2 and linears[0].out_features == 2 * num_heads * dim
+    num_kv_heads = (num_projected - (1 + is_gated) * num_heads) // 2
+    shape = HeadShape(num_heads, num_kv_heads, dim, is_gated=is_gated)
     if num_kv_heads < 1 or shape.num_projected != sum(n.out_features for n in linears[:-1]):
         raise Unknown(f"{type(attention).__name__} projects other than queries, keys and values")
     random = torch.Generator().manual_seed(0)
@@ -70,7 +71,11 @@ def heads_of(
     call_twin(attention, children, rows, call_keywords(attention, seen, numbers, None))
     projected = torch.cat([each.output[0] for each in fixed], dim=-1)
     shape, queries, keys = _split(shape, projected, seen)
-    if last.input is None or not torch.equal(last.input.flatten(), seen.attended.flatten()):
+    attended = seen.attended.flatten(1)
+    if is_gated:
+        heads = projected[:, : 2 * num_heads * dim].unflatten(1, (num_heads, 2, dim))
+        attended = attended * heads[:, :, 1].flatten(1).sigmoid()
+    if last.input is None or not torch.equal(last.input.flatten(), attended.flatten()):
         raise Unknown(f"{type(attention).__name__} changes what was attended")
     if norms is not None:
         query_norm, key_norm = (norm_of(attention.get_submodule(name)) for name in norms)

@@ -87,6 +87,7 @@ class HeadShape:
             else there are all queries, then all keys, then all values.
         is_norm_last: Whether heads are turned before they are normed.
         is_norm_of_all: Whether a norm is over all heads at once (OLMo 2).
+        is_gated: Whether each query has a gate of its size beside it (Qwen3-Next).
     """
 
     num_heads: int
@@ -98,19 +99,21 @@ class HeadShape:
     is_interleaved: bool = False
     is_norm_last: bool = False
     is_norm_of_all: bool = False
+    is_gated: bool = False
 
     @property
     def num_projected(self) -> int:
         """Numbers of a projected row."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.dim
+        return ((1 + self.is_gated) * self.num_heads + 2 * self.num_kv_heads) * self.dim
 
     def places(self) -> tuple[int, int, int, int]:
         """Return the strides of queries and of keys and values, and the first key and value."""
         dim = self.dim
         if self.is_interleaved:
             return 3 * dim, 3 * dim, dim, 2 * dim
-        first_key = self.num_heads * dim
-        return dim, dim, first_key, first_key + self.num_kv_heads * dim
+        stride = (1 + self.is_gated) * dim
+        first_key = self.num_heads * stride
+        return stride, dim, first_key, first_key + self.num_kv_heads * dim
 
 
 @dataclass(frozen=True, slots=True)

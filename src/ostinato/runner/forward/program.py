@@ -25,6 +25,7 @@ from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.decoder import Attention
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles, Lookup
+from ostinato.runner.forward.mixer_records import GatedNorm, Mixer, StepMixers
 from ostinato.runner.forward.ops import AddNorm, Gated, SplitHeads
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import address_of, within
@@ -47,6 +48,8 @@ class Kind(enum.IntEnum):
     TAKE = 7
     GATED_PRODUCT = 8
     LORA = 9
+    MIXER = 10
+    GATED_NORM = 11
 
 
 _CHUNK_STEP = 32
@@ -142,6 +145,8 @@ _KINDS: dict[type[Any], Kind] = {
     Copy: Kind.COPY,
     Take: Kind.TAKE,
     LoraProduct: Kind.LORA,
+    Mixer: Kind.MIXER,
+    GatedNorm: Kind.GATED_NORM,
 }
 
 Record = ctypes.Structure
@@ -269,6 +274,7 @@ class StepArguments:
         lora: Lists the updates of adapters; None if no row has one.
         all_row_groups: The rows of adapters among all rows of the step.
         logit_row_groups: Likewise, among the rows whose logits are computed.
+        mixers: The layers that carry states.
         step_input: The running step.
     """
 
@@ -294,6 +300,7 @@ class StepArguments:
         self._vectors: Take | None = None
         self._angles: dict[AngleKind, Take] = {}
         self._logit_rows: list[Take] = []
+        self.mixers = StepMixers()
 
     def take_vectors(self, output: Tensor) -> Take:
         """Return a copy of the input of the first layer."""
@@ -335,11 +342,11 @@ class StepArguments:
             self._kinds.append((layer, part, on_logit_rows, self._shared[kind]))
         return self._shared[kind]
 
-    def set(self, step_input: StepInput, steps: NativeSteps) -> list[Lookup]:
+    def set(self, step_input: StepInput, steps: NativeSteps) -> object:
         """Set everything for a step.
 
         Returns:
-            Tables that operations read, which the caller keeps alive until they have run.
+            What operations read, which the caller keeps alive until they have run.
         """
         self.step_input = step_input
         rows, adapters = step_input.logit_rows, step_input.adapters
@@ -362,7 +369,7 @@ class StepArguments:
             original = source()
             assert original is not None, "weights are replaced, not removed"
             copy.copy_(original)
-        return tables
+        return tables, self.mixers.set(step_input.step.states, num_rows)
 
     def _set_tables(self, step_input: StepInput, num_rows: int) -> list[Lookup]:
         assert self._vectors is not None, "operations"

@@ -257,7 +257,7 @@ def _norm_twin(
         name: None if part is None else nn.Parameter(random_rows(part.shape, dtype, random), False)
         for name, part in module._parameters.items()
     }
-    twin = _stand_in(module, {})
+    twin = stand_in(module, {})
     twin.__dict__["_parameters"] = parameters
     sizes = torch.tensor([1.0, 1e-3, 0.1, 30.0]).view(4, *(1 for _ in shape))
     rows = ((random_rows((4, *shape), torch.float32, random) + 0.3) * sizes).to(dtype)
@@ -265,7 +265,7 @@ def _norm_twin(
     return twin, rows, replace(norm, weight=weight, bias=bias)
 
 
-def _stand_in(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
+def stand_in(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
     """Return a copy of a module without its hooks, with some children replaced."""
     twin = copy.copy(module)
     twin.__dict__["_modules"] = {**module._modules, **children}
@@ -282,7 +282,7 @@ def call_twin(
     A product of rows and a weight without storage (``meta``) raises no error in ``torch``: it
     returns memory as it is, often zeros.
     """
-    twin = _stand_in(module, children)
+    twin = stand_in(module, children)
     random = torch.Generator().manual_seed(1)
     weights = {
         name: random_rows(tuple(weight.shape), weight.dtype, random)

@@ -38,9 +38,11 @@ from ostinato.runner.forward.decoder import (
     Mixture,
     Part,
     Projection,
+    StateMixer,
     sum_of,
 )
 from ostinato.runner.forward.embedding_and_rope import AngleKind
+from ostinato.runner.forward.mixer_records import GatedNorm, MixerRows
 from ostinato.runner.forward.ops import AddNorm, Gated, Heads, Norm, SplitHeads
 from ostinato.runner.forward.program import (
     Attend,
@@ -98,11 +100,12 @@ class StepOperations:
         self._decoder, self._calls, self._arena, self._arguments = decoder, calls, arena, arguments
         self._width = decoder.head.weight.num_columns
         self._pending: list[_Addend] = []
+        self._gates: Tensor | None = None
         self._on_logit_rows = False
         mixing = [
             part
             for part in decoder.parts()
-            if isinstance(part, Attention) or (isinstance(part, Call) and part.mixes)
+            if isinstance(part, Attention | StateMixer) or (isinstance(part, Call) and part.mixes)
         ]
         self._last_mixing = mixing[-1] if mixing else None
         self._stream = arena.first_chunk("stream", self._width)
@@ -167,15 +170,38 @@ class StepOperations:
             return (yield from self._feed_forward(part, inputs, name, for_all))
         if isinstance(part, Mixture):
             return (yield from self._mixture(part, inputs, name))
+        self._gates = None
         if isinstance(part, Attention):
             mixed = yield from self._attention(layer.index, part, inputs)
+        elif isinstance(part, StateMixer):
+            mixed = yield from self._mixer(layer.index, part, inputs)
         else:
             mixed = yield from self._called(part, inputs, name)
         if part is self._last_mixing and not self._on_logit_rows:
             mixed = yield from self._narrow(mixed)
         if isinstance(part, Call):
             return mixed
+        if part.gating is not None:
+            assert self._gates is not None, "gates of these rows"
+            gated = self._arena.chunk("opened", part.combine.weight.num_columns)
+            yield self._at(GatedNorm.of(mixed, self._gates, gated, part.gating))
+            mixed = gated
         return (yield from self._product(part.combine, mixed, name, for_all))
+
+    def _mixer(self, index: int, part: StateMixer, inputs: Tensor) -> Output:
+        """Yield the operations from normed rows to what a scan gives."""
+        shape, first = part.shape, self._arena.first_chunk
+        projected = yield from self._product(part.project, inputs, "projected", True)
+        stepped = self._gates = projected
+        if part.steps is not None:
+            stepped = yield from self._product(part.steps, inputs, "stepped", True)
+        logs, betas = (first(n, shape.num_heads, torch.float32) for n in ("log decays", "betas"))
+        convolved = first("convolved", shape.num_channels)
+        dtype = projected.dtype if shape.is_delta else torch.float32
+        scanned = first(f"scanned {dtype}", shape.num_heads * shape.value_dim, dtype)
+        rows = MixerRows(projected, stepped, convolved, logs, betas, scanned)
+        yield self._at(self._arguments.mixers.add(index, shape, part.weights, rows))
+        return scanned
 
     def _feed_forward(self, part: FeedForward, inputs: Tensor, name: str, for_all: bool) -> Output:
         product, gate_up = self._product_into(part.gate_up, inputs, "gate_up", False)
@@ -240,19 +266,23 @@ class StepOperations:
         """Yield what takes the rows whose logits are computed; only they are computed from here."""
         self._on_logit_rows = True
         taken: list[Tensor] = []
-        for rows in (self._stream, mixed):
+        for rows in (self._stream, self._gates, mixed):
             if rows is not None:
                 whole, name = self._arena.whole(rows), f"logit rows {len(taken)}"
-                taken.append(self._arena.first_chunk(name, rows.shape[1]))
+                taken.append(self._arena.first_chunk(name, rows.shape[1], rows.dtype))
                 yield self._at(self._arguments.take_logit_rows(whole, taken[-1]))
         self._stream = taken[0]
+        if self._gates is not None:
+            self._gates = taken[1]
         return taken[-1]
 
     def _attention(self, index: int, part: Attention, inputs: Tensor) -> Output:
         """Yield the operations from normed rows to attention; returns the attended rows."""
         shape, rows = part.shape, self._arena.first_chunk
         num_values, num_kv = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
-        projected = yield from self._product(part.project, inputs, "projected", False)
+        is_gated = part.gating is not None
+        projected = yield from self._product(part.project, inputs, "projected", is_gated)
+        self._gates = projected if is_gated else None
         heads = Heads(rows("queries", num_values), rows("keys", num_kv), rows("values", num_kv))
         angles = None if part.angles is None else self._angles_of(part.angles)
         yield self._at(SplitHeads.of(projected, shape, angles, heads))
@@ -364,6 +394,8 @@ def width_in_arena(decoder: Decoder) -> int:
         feed = part.shared if isinstance(part, Mixture) else part
         if isinstance(part, Attention):
             widths.add(("projected", part.project.weight.num_rows))
+        if isinstance(part, Attention | StateMixer) and part.gating is not None:
+            widths.add(("opened", part.combine.weight.num_columns))
         elif isinstance(feed, FeedForward):
             widths.add(("gate_up", feed.gate_up.weight.num_rows))
             widths.add(("gated", feed.down.weight.num_columns))

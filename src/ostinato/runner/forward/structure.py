@@ -30,10 +30,13 @@ from ostinato.runner.forward.decoder import (
     Mixture,
     Part,
     Projection,
+    StateMixer,
 )
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles
 from ostinato.runner.forward.head_stand_ins import heads_of, layout_of
-from ostinato.runner.forward.ops import Norm, RopeKind
+from ostinato.runner.forward.mixer_records import RowGating
+from ostinato.runner.forward.mixer_stand_ins import mixer_of
+from ostinato.runner.forward.ops import HeadShape, Norm, RopeKind
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
@@ -243,8 +246,20 @@ class _Description:
                 return Call(layer, (name,), True, AngleKind(layer_type), str(unknown))
         if getattr(module, "layer_idx", None) is None:
             return self._feed_forward(layer, (name,))
-        angles = None if self._rotary is None else AngleKind(layer_type)
-        return Call(layer, (name,), True, angles, f"{type(module).__name__} carries a state")
+        try:
+            return self._state_mixer(module)
+        except Unknown as unknown:
+            angles = None if self._rotary is None else AngleKind(layer_type)
+            reason = f"{type(module).__name__} carries a state, and {unknown}"
+            return Call(layer, (name,), True, angles, reason)
+
+    def _state_mixer(self, module: nn.Module) -> StateMixer:
+        if self._model.device.type == "cuda":
+            raise Unknown("its operations are those of a CPU")
+        mixer = mixer_of(module, self._names[id(module)], self._model.dtype)
+        for part in filter(None, (mixer.project, mixer.steps)):
+            self._check_linears(module, (*part.names, *mixer.combine.names))
+        return mixer
 
     def _attends(self, index: int, module: nn.Module) -> bool:
         if self._styles is not None:
@@ -273,7 +288,15 @@ class _Description:
             angles,
             style if self._styles is None else self._styles[index],
             Projection(module, path, (combine,)),
+            self._gating(shape) if shape.is_gated else None,
         )
+
+    def _gating(self, shape: HeadShape) -> RowGating:
+        """Return how what was attended is gated, by what is beside the queries."""
+        if self._model.device.type == "cuda":
+            raise Unknown("what was attended is gated")
+        stride, dim = shape.places()[0], shape.dim
+        return RowGating(tuple(h * stride + dim for h in range(shape.num_heads)), dim, True)
 
     def _feed_forward(self, layer: nn.Module, names: tuple[str, ...]) -> Part:
         modules = [layer.get_submodule(name) for name in names]

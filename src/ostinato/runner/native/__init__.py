@@ -12,7 +12,6 @@ it, everything runs in plain torch. Files in reading order:
 * ``argmax``: the largest number of each row
 * ``angles``: frequencies and angles of RoPE with the same bits on every system
 * ``sampling``: sampling, and log-probabilities
-* ``delta``: the step of a gated delta rule
 * ``scan``: the gated delta rule, Mamba 2 and short convolutions over a prompt
 * ``store``: a KV store that the library reads, and the memory pages of it
 

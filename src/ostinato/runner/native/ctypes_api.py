@@ -140,7 +140,6 @@ def declare(native: ctypes.CDLL) -> None:
         "ost_ops_add_norm": (pointer,),
         "ost_ops_best": (pointer,),
         "ost_ops_convolution": (pointer,),
-        "ost_ops_delta": (pointer,),
         "ost_ops_gated": (pointer,),
         "ost_ops_heads": (pointer,),
         "ost_ops_lora": (pointer,),

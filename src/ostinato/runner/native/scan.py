@@ -19,14 +19,14 @@ MAX_TAPS = 16
 """Inputs of a convolution's output; ``kMostTaps``."""
 
 
-class _Scan(ctypes.Structure):
+class ScanRecord(ctypes.Structure):
     """``ost_scan``."""
 
     _fields_ = (
         *pointers("states"),
         *((name, Matrix) for name in ("queries", "keys", "values", "outputs")),
         *pointers("gates", "betas", "skips"),
-        *int64s("num_rows"),
+        *int64s("num_rows", "gate_stride"),
         *int32s("num_tokens", "num_heads", "num_key_heads", "key_dim", "value_dim"),
         *int32s("dtype", "output_dtype", "is_delta", "has_norms", "has_values_first"),
         *int32s("has_steps"),
@@ -119,13 +119,13 @@ class Scan:
         assert num_heads % num_key_heads == 0, "each key head has as many value heads"
         skips = None if self.skips is None else self.skips.float().contiguous()
         outputs = torch.empty(values.shape, dtype=self.output_dtype)
-        scan = _Scan(
+        scan = ScanRecord(
             after.data_ptr(),
             *(Matrix.of(each) for each in (*rows, outputs.flatten(2).flatten(0, 1))),
             logs.data_ptr(),
             betas.data_ptr(),
             None if skips is None else skips.data_ptr(),
-            count * num_heads,
+            *(count * num_heads, num_heads),
             *(num_tokens, num_heads, num_key_heads, key_dim, value_dim),
             *(DTYPES[values.dtype], DTYPES[outputs.dtype]),
             *(self.is_delta, self.has_norms, self.has_values_first),

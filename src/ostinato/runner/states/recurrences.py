@@ -24,8 +24,6 @@ import transformers
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.runner.native import delta
-from ostinato.runner.native.library import library
 from ostinato.runner.native.scan import MAX_TAPS, Scan, convolve, native_for
 from ostinato.runner.states.recurrence import Call, Recurrence, State
 
@@ -101,20 +99,6 @@ class GatedDeltaRule(Recurrence):
         recurrent = replace(call, function=call.siblings[self.recurrent])
         output, after = recurrent.run(initial_state=states, output_final_state=True)
         return output, after
-
-    def step_slots(self, call: Call, states: Tensor, slots: Tensor) -> Tensor:
-        """Use the native library if it supports the states; see ``Recurrence``."""
-        names = ("query", "key", "value", "g", "beta")
-        queries, keys, values, gates, betas = (call[name][:, 0] for name in names)
-        native = library() if delta.takes(states, queries) and gates.ndim == 2 else None
-        if native is None:
-            return super().step_slots(call, states, slots)
-        queries, keys = queries.float(), keys.float()
-        if call["use_qk_l2norm_in_kernel"]:
-            queries, keys = map(call.siblings["l2norm"], (queries, keys))
-        heads = queries * queries.shape[-1] ** -0.5, keys, values
-        output = delta.delta_step(native, states, slots, heads, (gates.float().exp(), betas))
-        return output.to(values.dtype)[:, None]
 
 
 class KimiDeltaAttention(GatedDeltaRule):

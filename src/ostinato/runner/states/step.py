@@ -69,11 +69,17 @@ class _Part:
 
 
 class StateStep:
-    """One step of the layers with a state."""
+    """One step of the layers with a state.
+
+    Attributes:
+        slots: Slot of each sequence, shape (num_sequences,), int64.
+        metadata: The step.
+        store: The states of all slots.
+    """
 
     def __init__(self, slots: Ints, metadata: AttentionMetadata, store: StateStore) -> None:
         """Take the slot of each sequence, the step, and the store."""
-        self._store = store
+        self.store, self.metadata, self.slots = store, metadata, slots
         self._parts = tuple(_parts(slots, metadata))
         self._calls: Counter[int] = Counter()
 
@@ -82,7 +88,7 @@ class StateStep:
 
         Effects: overwrites the states of the step's sequences in this layer.
         """
-        states = self._store.states(layer)[self._calls[layer]]
+        states = self.store.states(layer)[self._calls[layer]]
         self._calls[layer] += 1
         outputs = [self._compute(part, recurrence, call, states) for part in self._parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, recurrence.output_axis)

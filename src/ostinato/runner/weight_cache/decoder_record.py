@@ -35,8 +35,10 @@ from ostinato.runner.forward.decoder import (
     FeedForward,
     Mixture,
     Projection,
+    StateMixer,
 )
 from ostinato.runner.forward.embedding_and_rope import STATIC_ROPE, AngleKind, AngleLayout, Angles
+from ostinato.runner.forward.mixer_records import MixerShape, MixerWeights, RowGating
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm, Rope, RopeKind
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.plain_layers import plain_linear
@@ -51,6 +53,7 @@ _RECORDS: Mapping[str, Any] = {
         *(Attention, FeedForward, Branch, DecoderLayer, Norm, HeadShape, Rope),
         *(AngleKind, AttentionStyle, Activation, RopeKind, AngleLayout),
         *(Routing, RouterFamily, Gating, KVSpec, LayerKV, StateShape),
+        *(StateMixer, MixerShape, MixerWeights, RowGating),
     )
 }
 _KIND = "="  # no name of a field
