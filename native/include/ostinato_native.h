@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define OST_ABI_VERSION 21
+#define OST_ABI_VERSION 22
 #define OST_EXPORT __attribute__((visibility("default")))
 
 /* Formats of keys, values, queries and outputs. Keys and values alone may be codes of 8 bits: the element

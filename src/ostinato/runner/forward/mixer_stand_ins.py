@@ -224,8 +224,8 @@ class _Seen:
             opened = (torch.sigmoid if is_sigmoid else functional.silu)(opening.float())
             groups = (rows * opened if is_first else rows).unflatten(-1, (-1, width))
             normed = apply_norm(plain, groups).flatten(-2) * drawn
-            made = (normed if is_first else normed * opened).to(self._dtype)
-            if is_close(made, given, self._dtype):
+            gated = (normed if is_first else normed * opened).to(self._dtype)
+            if is_close(gated, given, self._dtype):
                 own = Norm(weight, plain.epsilon)
                 return RowGating(columns, width, is_sigmoid, is_first, own)
         raise Unknown("its norm gates in another way")
@@ -250,8 +250,8 @@ def _places(rows: Tensor, parts: Tensor) -> Columns:
     own, sought = _keys(rows), _keys(parts)
     order = own.argsort()
     places = order[np.searchsorted(own[order], sought).clip(max=len(own) - 1)]
-    is_found = torch.equal(rows[:, torch.from_numpy(places)], parts)
-    _require(is_found, "it changes projected rows before it mixes them")
+    is_equal = torch.equal(rows[:, torch.from_numpy(places)], parts)
+    _require(is_equal, "it changes projected rows before it mixes them")
     return cast(Columns, places)
 
 
@@ -261,16 +261,16 @@ def _keys(rows: Tensor) -> Columns:
     return cast(Columns, few.view(torch.int64)[:, 0].numpy())
 
 
-def _nearest(made: Tensor, parts: Tensor) -> Columns:
-    """Return for each column of parts of which column what is made is nearest.
+def _nearest(candidates: Tensor, parts: Tensor) -> Columns:
+    """Return for each column of parts of which column the candidate is nearest.
 
     Args:
-        made: What would be made of each column for each head, shape (num_rows, num_columns,
+        candidates: What would be made of each column for each head, shape (num_rows, num_columns,
             num_heads).
         parts: Shape (num_rows, num_heads).
     """
-    nearest = (made.float() - parts.float()[:, None]).abs().sum(0).argmin(0)
-    best = made.gather(1, nearest.expand(len(made), 1, -1))[:, 0]
+    nearest = (candidates.float() - parts.float()[:, None]).abs().sum(0).argmin(0)
+    best = candidates.gather(1, nearest.expand(len(candidates), 1, -1))[:, 0]
     _require(is_close(best.to(parts.dtype), parts, torch.float32), "decays of another kind")
     return cast(Columns, nearest.numpy())
 

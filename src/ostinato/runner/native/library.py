@@ -31,7 +31,7 @@ ON_ARM = platform.machine() in ("aarch64", "arm64")
 
 ARM_LEVELS = 16
 
-ABI_VERSION = 21
+ABI_VERSION = 22
 """The version of the header that these files were written for."""
 
 
