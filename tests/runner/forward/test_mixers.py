@@ -16,10 +16,13 @@ from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.forward.decoder import Attention, StateMixer
 from ostinato.runner.forward.mixer_stand_ins import mixer_of
 from ostinato.runner.forward.stand_ins import Unknown
+from ostinato.runner.forward.structure import describe_decoder
 from ostinato.runner.loaded_model import LoadedModel
+from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.packed import required_library
 from tests.runner.bench import Bench, greedy, random_prompt
 from tests.runner.conftest import Served
+from tests.support.checkpoints import Checkpoints
 from tests.support.instruction_sets import needs_library, threads_in_use
 
 pytestmark = needs_library
@@ -46,6 +49,12 @@ def test_no_layer_with_a_state_is_called(family: str, dtype: Any, served: Served
     assert not any(call.mixes for call in loaded.fused.decoder.calls)
     gated = [part.gating for part in parts if isinstance(part, Attention) and part.gating]
     assert bool(gated) == family.startswith("qwen3")
+
+
+def test_a_device_calls_layers_with_a_state_and_gated_attention(checkpoints: Checkpoints):
+    loaded = load_model(checkpoints.path("qwen3_5_text"), "float32", forward="plain")
+    parts = list(describe_decoder(loaded.model, None).parts())
+    assert not any(isinstance(part, StateMixer | Attention) for part in parts)
 
 
 @pytest.mark.usefixtures("isa")

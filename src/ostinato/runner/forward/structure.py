@@ -146,8 +146,13 @@ def parse_decoder(
 
 
 def describe_decoder(model: "PreTrainedModel", styles: Mapping[int, AttentionStyle]) -> Decoder:
-    """Describe a model for which ``unsupported_reason`` returns None; packs nothing."""
-    return _Description(model, styles).decoder()
+    """Describe a model for a device, which has not all of the library's operations; packs nothing.
+
+    Args:
+        model: One for which ``unsupported_reason`` returns None.
+        styles: Parameters of attention by layer.
+    """
+    return _Description(model, styles, has_library=False).decoder()
 
 
 def pack_decoder(model: "PreTrainedModel", decoder: Decoder, pack: Pack) -> None:
@@ -169,9 +174,13 @@ class _Description:
     """A model's parts; see ``parse_decoder``."""
 
     def __init__(
-        self, model: "PreTrainedModel", styles: Mapping[int, AttentionStyle] | None
+        self,
+        model: "PreTrainedModel",
+        styles: Mapping[int, AttentionStyle] | None,
+        has_library: bool = True,
     ) -> None:
         self._model, self._styles = model, styles
+        self._has_library = has_library and model.device.type != "cuda"
         self._config = model.config.get_text_config()
         self._names = {id(module): name for name, module in model.named_modules()}
         self._inner = _inner(model)
@@ -254,7 +263,7 @@ class _Description:
             return Call(layer, (name,), True, angles, reason)
 
     def _state_mixer(self, module: nn.Module) -> StateMixer:
-        if self._model.device.type == "cuda":
+        if not self._has_library:
             raise Unknown("its operations are those of a CPU")
         mixer = mixer_of(module, self._names[id(module)], self._model.dtype)
         for part in filter(None, (mixer.project, mixer.steps)):
@@ -293,7 +302,7 @@ class _Description:
 
     def _gating(self, shape: HeadShape) -> RowGating:
         """Return how what was attended is gated, by what is beside the queries."""
-        if self._model.device.type == "cuda":
+        if not self._has_library:
             raise Unknown("what was attended is gated")
         stride, dim = shape.places()[0], shape.dim
         return RowGating(tuple(h * stride + dim for h in range(shape.num_heads)), dim, True)

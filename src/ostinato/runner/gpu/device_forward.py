@@ -155,6 +155,7 @@ class _Pass:
             return multiply(part.down, activated(part, multiply(part.gate_up, rows)))
         if isinstance(part, Mixture):
             return sum_of([each for each in (part.block, part.beside) if each is not None], rows)
+        assert isinstance(part, Call), "no operation of a CPU alone"
         return sum_of(part.modules, rows, partial(self._keywords, part))
 
     def _keywords(self, part: Call, module: nn.Module) -> dict[str, Any]:
