@@ -19,7 +19,7 @@ from ostinato.server.state import ServerState
 from tests.support.servers import serving
 from tests.test_heart import ROOT, code_lines
 
-MAX_CODE_LINES = {"src": 65_930, "tests": 54_065, "benchmarks": 8_944}
+MAX_CODE_LINES = {"src": 65_930, "tests": 54_066, "benchmarks": 8_944}
 """Without blank lines, comments and docstrings, so that explaining costs nothing."""
 
 MAX_CHAT_CALLS, MAX_CHAT_FILES = 806, 103

@@ -92,7 +92,7 @@ def hit_of(family: str) -> int:
 def test_a_restored_hit_equals_a_hit_in_memory_to_the_bit(
     family: str, dtype: str, restart: Restart
 ):
-    """And in float64 the answer is that of a miss."""
+    """And in float64 the answer is that of a miss; torch's attention rounds others differently."""
     llm = restart(family, dtype=dtype)
     miss, hit = ask(llm), ask(llm, PROMPT[: hit_of(family) + 1])
     llm = restart(family, dtype=dtype)
@@ -103,7 +103,8 @@ def test_a_restored_hit_equals_a_hit_in_memory_to_the_bit(
     llm.engine.cache.check()
     again = ask(restart(family, dtype=dtype))
     assert again.cached_tokens_from == {"disk": hit_of(family)}
-    assert again.outputs[0].token_ids == miss.outputs[0].token_ids
+    if dtype == "float64":
+        assert again.outputs[0].token_ids == miss.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "mistral"])
