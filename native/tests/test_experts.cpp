@@ -151,7 +151,7 @@ struct Case {
   Numbers inputs, first_bias, second_bias, logits;
   std::vector<int64_t> experts;
   std::vector<float> weights;
-  std::vector<int> adapter_of;  // 2 is none
+  std::vector<int> adapter_of;  // an index of adapters; 2 stands for rows without one
   int64_t adapter_layer;
   int32_t activation, num_threads;
   Adapter adapters[2];

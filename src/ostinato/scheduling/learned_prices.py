@@ -21,8 +21,8 @@ times as long as without prompts. Alone, a prompt takes the smallest step that i
 within ``LOST_ALONE``: a request that arrives meanwhile waits for that step.
 
 Predictions may be wrong where nothing was measured: more tokens, longer prompts, more sequences
-than ever before. So a step takes at most ``MAX_LATE`` times its limit whatever the prices are, by
-that bound: it grows in all kinds of work as fast as what was measured allows.
+than ever before. So a step takes at most ``MAX_LATE`` times its limit by that bound: it grows in
+all kinds of work as fast as what was measured allows.
 An engine that has measured nothing takes a small step: a second where a large model computes 64
 tokens a second.
 """

@@ -93,13 +93,13 @@ def test_updates_of_experts_are_those_of_merged_weights(family: str, name: str):
     experts = next(m for m in block.modules() if isinstance(m, PackedExperts))
     exact = copy.deepcopy(experts.unpacked()).double()
     packed, plain = adapters_of(expert_layers(experts, dtype), name != "float16")
-    ours, theirs = Adapted("experts", experts, packed), Adapted("experts", exact, plain)
+    ours, reference = Adapted("experts", experts, packed), Adapted("experts", exact, plain)
 
     rows = rows_of(NUM_ROWS, dtype)
     chosen = torch.stack([torch.randperm(8)[:TOP_K] for _ in range(NUM_ROWS)])
     weights = torch.rand(NUM_ROWS, TOP_K)
     together = ours(SPANS, rows, chosen, weights)
-    expected = theirs(SPANS, rows.double(), chosen, weights.double())
+    expected = reference(SPANS, rows.double(), chosen, weights.double())
     near = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}.get(name, 5e-2)
     assert distance(together, expected) < near
     base = ours([], rows, chosen, weights)
@@ -138,9 +138,9 @@ def test_an_update_of_a_router_changes_the_choice_of_its_rows(family: str):
     packed, plain = adapters_of(both)
     ours = Adapted(name, router, packed)
     own = routed.get_submodule(name.removesuffix(router.suffix))
-    theirs = Adapted(name, routed.get_submodule(name), plain, own)
+    reference = Adapted(name, routed.get_submodule(name), plain, own)
     logits, _, chosen = ours(SPANS, rows)
-    exact = theirs(SPANS, rows.double())
+    exact = reference(SPANS, rows.double())
     assert distance(logits, exact[0]) < 2e-6
     base = ours([], rows)
     assert torch.equal(logits[[5, 30]], base[0][[5, 30]]) and not torch.equal(chosen, base[2])
