@@ -157,7 +157,7 @@ def bound_of(prices: StepPrices, works: list[Work]) -> Callable[[float, Work, in
         StepPrices(0.04, 1e-3, 1e-6, key_s=1e-6, free_tokens=8),
     ],
 )
-def test_what_is_certain_is_within_the_time_whatever_the_prices_are(prices, start):
+def test_what_is_certain_is_within_the_time_if_a_key_costs_at_most_128_pairs(prices, start):
     works = [Work(1, 1, 300, 300), Work(1, 33, 900, 332), Work(1, 65, 70_000, 1_300)]
     certain = bound_of(prices, works)
     for seconds in (0.05, 0.5, 5.0):
