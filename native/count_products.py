@@ -2,7 +2,7 @@
 
 Emulation says nothing of speed, so kernels are chosen by what a disassembly shows::
 
-    python native/count_products.py BUILD/CMakeFiles/{codes,products}_neon*.dir/src/product_*.o
+    python native/count_products.py BUILD/CMakeFiles/{codes,products}_neon*.dir/src/products/*.o
 
 prints, for each file and each instruction that multiplies, the fewest and the most products per
 instruction of a loop: loads, stores and the loop's own instructions included, and what comes at the

@@ -1,10 +1,10 @@
-/* What does the native library offer?
+/* The native library.
  *
  * A plain C ABI on raw pointers: no torch, no Python, so one build serves every version of both.
  * Nothing here checks a bound: whoever calls has checked shapes, strides, block ids and slots
  * before (src/ostinato/runner/native/). Sizes are in elements unless a name says bytes.
  *
- * Keys and values of one layer lie as the kernels read them, see kv_layout.h.
+ * Keys and values of one layer lie as the kernels read them, see kv/layout.h.
  */
 #ifndef OSTINATO_NATIVE_H
 #define OSTINATO_NATIVE_H

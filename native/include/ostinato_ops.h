@@ -1,4 +1,4 @@
-/* What does the native library offer for the parts of a layer that are neither products nor attention?
+/* Operations of the native library that are neither products nor attention.
  *
  * Each call passes over memory once and rounds where the models of transformers round, so that
  * what comes out differs from theirs by the order of sums alone. As in ostinato_native.h: a plain
@@ -119,7 +119,7 @@ typedef struct ost_best {
 } ost_best;
 
 /* Many tokens of each of some sequences of one length, through the gated delta rule or Mamba 2; see
- * ops_scan.h. Rows of matrices are tokens, all of a sequence's after all of the one before. */
+ * ops/scan.h. Rows of matrices are tokens, all of a sequence's after all of the one before. */
 typedef struct ost_scan {
   float *states;      /* (num_sequences, num_heads, key_dim, value_dim), changed */
   ost_matrix queries; /* (num_sequences * num_tokens, num_key_heads * key_dim), of dtype */
@@ -181,7 +181,7 @@ typedef struct ost_channels {
   int32_t width;   /* at most 256 */
 } ost_channels;
 
-/* A layer's convolution and its scan, for all rows of a step; see ops_mixer.h.
+/* A layer's convolution and its scan, for all rows of a step; see ops/mixer.h.
  *
  * scan says of what kind it is: its states have all slots, and its queries, keys, values, outputs, gates
  * and betas all rows. Of one token of a sequence that does not begin with it, a step is computed. */
@@ -228,7 +228,7 @@ typedef struct ost_gated_norm {
   int32_t num_threads;
 } ost_gated_norm;
 
-/* Rows of a weight and their place in a packed one, see weight_tiles.h. */
+/* Rows of a weight and their place in a packed one, see weights/tiles.h. */
 typedef struct ost_packing {
   void *tiles;          /* ost_packed_size elements, zero wherever nothing was packed */
   ost_matrix rows;      /* (num_rows, num_inputs) */
@@ -254,7 +254,7 @@ enum ost_weight_format {
   OST_INT4 = 2,
   OST_INT8_BLOCKS = 3,
   OST_INT4_BLOCKS = 4,
-  OST_MXFP4 = 5, /* as OST_INT4, but codes are places in a table of numbers, see code_tables.h */
+  OST_MXFP4 = 5, /* as OST_INT4, but codes are places in a table of numbers, see weights/code_tables.h */
   OST_IQ4 = 6,
   OST_MXFP4_BLOCKS = 7,
   OST_IQ4_BLOCKS = 8
@@ -287,7 +287,7 @@ enum ost_row_kind {
 /* Rows, and their place in a packed weight of codes. Blocks of 5, 6 and 8 bits are packed in 8 bits; those of
  * up to 4 bits in either, and those with tables also in the format of their table. A weight with minima takes rows without, whose minima are 0. */
 typedef struct ost_code_packing {
-  void *tiles;          /* see weight_tiles.h; of the outputs of these rows, all inputs are written */
+  void *tiles;          /* see weights/tiles.h; of the outputs of these rows, all inputs are written */
   void *scales;         /* [output / 32][group][32] of scale_dtype, or superblocks, or null */
   void *minima;         /* likewise */
   const void *rows;     /* row_bytes each */

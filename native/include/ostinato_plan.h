@@ -1,4 +1,4 @@
-/* How is a step read? Turns the block tables of a step into what ost_attend asks for.
+/* Plans how a step reads keys and values: turns its block tables into the arguments of ost_attend.
  *
  * Sequences whose tables begin alike are laid side by side; each run that several of them share, and
  * that is worth a reading of its own, becomes one segment for all of them; rows are cut into items,

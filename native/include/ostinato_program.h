@@ -1,4 +1,4 @@
-/* How is a whole step of a model run by one call?
+/* Runs a whole step of a model by one call.
  *
  * A program is the operations of all layers in order, laid down once: each names a record that says
  * where its numbers lie. From step to step only numbers of rows change, what the records of

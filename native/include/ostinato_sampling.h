@@ -45,7 +45,7 @@ typedef struct ost_logprobs {
 typedef struct ost_sampling {
   ost_matrix logits;            /* (any, width), of any format */
   const ost_sample_row *rows;   /* (num_rows,), or null: the row of a log-probability is what it names */
-  const ost_logprobs *logprobs; /* (num_rows,), or null; an entry without tokens asks for nothing */
+  const ost_logprobs *logprobs; /* (num_rows,), or null; an entry without tokens prefetches for nothing */
   int64_t num_rows;
   int32_t width; /* at least 1 */
   int32_t dtype;

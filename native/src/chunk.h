@@ -1,4 +1,4 @@
-// Where do a chunk's rows lie?
+// Addresses of a chunk's rows.
 //
 // Many rows go through a program in chunks, so that what one operation leaves is still in the
 // processor's cache when the next needs it. What nobody needs but the next operations of the same
@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "formats.h"
+#include "simd/formats.h"
 #include "ostinato_program.h"
 
 namespace ost {

@@ -1,4 +1,4 @@
-// Which instruction set does this processor have, and which is in use?
+// Detects the instruction sets of this processor, and holds the one in use.
 #if defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -86,9 +86,9 @@ std::atomic<int32_t> &in_use() {
   return isa;
 }
 
-std::atomic<bool> &is_asked_for() {
-  static std::atomic<bool> asked{false};
-  return asked;
+std::atomic<bool> &is_chosen() {
+  static std::atomic<bool> chosen{false};
+  return chosen;
 }
 
 }  // namespace
@@ -116,12 +116,12 @@ int32_t ost_attention_isa_of(int32_t best, const char *vendor) {
 
 int32_t ost_attention_isa(void) {
   static const int32_t preferred = ost_attention_isa_of(ost_best_isa(), find_vendor().c_str());
-  return is_asked_for() ? ost_current_isa() : preferred;
+  return is_chosen() ? ost_current_isa() : preferred;
 }
 
 int32_t ost_use_isa(int32_t isa) {
   if (isa < OST_GENERIC || isa > ost_best_isa()) return -1;
-  is_asked_for() = true;
+  is_chosen() = true;
   return in_use() = isa;
 }
 }

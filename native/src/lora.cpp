@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "formats.h"
-#include "ops_kernels.h"
-#include "scratch.h"
-#include "weight_tiles.h"
+#include "simd/formats.h"
+#include "ops/kernels.h"
+#include "threads/scratch.h"
+#include "weights/tiles.h"
 
 namespace ost {
 
@@ -76,8 +76,8 @@ LoraBlocks::LoraBlocks(const ost_lora &op) : op_(op) {
       num_sums_ += num_rows;
     }
     sums_stride_ = std::max(sums_stride_, total(layer, padded_rank) + kApart);
-    most_down_ = std::max(most_down_, total(layer, num_down));
-    most_up_ = std::max(most_up_, total(layer, num_up));
+    max_down_ = std::max(max_down_, total(layer, num_down));
+    max_up_ = std::max(max_up_, total(layer, num_up));
   }
 }
 
@@ -88,7 +88,7 @@ Work LoraBlocks::down() const {
     for (int64_t unit = first; unit < last; ++unit)
       static_cast<const LoraBlocks *>(of)->compute_down(unit);
   };
-  return {this, compute, static_cast<int64_t>(blocks_.size()) * most_down_, 1};
+  return {this, compute, static_cast<int64_t>(blocks_.size()) * max_down_, 1};
 }
 
 Work LoraBlocks::up() const {
@@ -96,7 +96,7 @@ Work LoraBlocks::up() const {
     for (int64_t unit = first; unit < last; ++unit)
       static_cast<const LoraBlocks *>(of)->compute_up(unit);
   };
-  return {this, compute, static_cast<int64_t>(blocks_.size()) * most_up_, 1};
+  return {this, compute, static_cast<int64_t>(blocks_.size()) * max_up_, 1};
 }
 
 // Blocks have as many units as the one with the most; false where this one has fewer.
@@ -119,7 +119,7 @@ bool LoraBlocks::find_piece(int64_t unit, int64_t per_block,
 // 32 ranks of a block: what fills the last tile up becomes zero.
 void LoraBlocks::compute_down(int64_t unit) const {
   Piece piece;
-  if (!find_piece(unit, most_down_, num_down, &piece)) return;
+  if (!find_piece(unit, max_down_, num_down, &piece)) return;
   const int64_t size = bytes_of(op_.dtype);
   const int64_t num_inputs = round_up(op_.num_inputs, kInputsPerStep);
   ost_product own = product(tile_of(piece.part->down, piece.index, num_inputs, size), *piece.block);
@@ -135,7 +135,7 @@ void LoraBlocks::compute_down(int64_t unit) const {
 // Some outputs of a block, which are added to what the base model's product left.
 void LoraBlocks::compute_up(int64_t unit) const {
   Piece piece;
-  if (!find_piece(unit, most_up_, num_up, &piece)) return;
+  if (!find_piece(unit, max_up_, num_up, &piece)) return;
   const ost_lora_part &part = *piece.part;
   const int64_t size = bytes_of(op_.dtype), first = piece.index * kUpTiles * kTileOutputs;
   const int64_t num_inputs = padded_rank(part);

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "work.h"
+#include "threads/work.h"
 
 namespace ost {
 
@@ -52,7 +52,7 @@ class LoraBlocks {
   ost_lora op_;
   std::vector<Block> blocks_;
   int64_t num_sums_ = 0, sums_stride_ = 0;
-  int64_t most_down_ = 0, most_up_ = 0;  // units of a block
+  int64_t max_down_ = 0, max_up_ = 0;  // units of a block
   char *sums_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// How do the operations of a program become works that threads share out?
+// Turns the operations of a program into works that threads share out.
 #include "ostinato_program.h"
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "chunk.h"
-#include "kernels.h"
+#include "attention/kernels.h"
 #include "lora.h"
-#include "scratch.h"
-#include "work.h"
+#include "threads/scratch.h"
+#include "threads/work.h"
 
 namespace ost {
 
@@ -77,9 +77,9 @@ struct Run {
   // What one operation's updates leave is read before the next one's: they share the memory.
   void share_sums() {
     auto &kept = std::get<Kept<LoraBlocks>>(records);
-    int64_t most = 0;
-    for (const LoraBlocks &blocks : kept) most = std::max(most, blocks.sums_bytes());
-    void *const sums = sums_scratch(most);
+    int64_t max_bytes = 0;
+    for (const LoraBlocks &blocks : kept) max_bytes = std::max(max_bytes, blocks.sums_bytes());
+    void *const sums = sums_scratch(max_bytes);
     for (LoraBlocks &blocks : kept) blocks.keep_sums_in(sums);
   }
 
@@ -188,8 +188,8 @@ const ost_operation *end_of_stretch(const ost_operation *first, const ost_operat
 }
 
 // Chunks are of one size but for the last: a product reads its whole weight for a few rows, too.
-int64_t chunk_size(int64_t num_rows, int64_t most) {
-  const int64_t num_chunks = (num_rows + most - 1) / most;
+int64_t chunk_size(int64_t num_rows, int64_t max_rows) {
+  const int64_t num_chunks = (num_rows + max_rows - 1) / max_rows;
   return (num_rows + 32 * num_chunks - 1) / (32 * num_chunks) * 32;
 }
 

@@ -1,4 +1,4 @@
-// What is a random case made of? Numbers from a seed, arrays of any format, and a way to fail.
+// Random cases: numbers from a seed, arrays of any format, and a way to fail.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 #include <random>
 #include <vector>
 
-#include "formats.h"
+#include "simd/formats.h"
 #include "guarded.h"
-#include "kv_layout.h"
+#include "kv/layout.h"
 
 class Random {
  public:

@@ -1,4 +1,4 @@
-// How is a read or a write past the end of an array noticed, vector and tile instructions included?
+// Arrays that end at a guard page: reads and writes past the end fault, vector and tile instructions too.
 //
 // The sanitizer does not see into instructions written by hand. So every array of a test ends where
 // a page begins that nobody may touch.

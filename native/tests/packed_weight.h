@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "case.h"
-#include "weight_tiles.h"
+#include "weights/tiles.h"
 
 // Numbers of a format up to a page that must not be read.
 struct Numbers {

@@ -1,5 +1,5 @@
-// What does a random step look like? Sequences that share runs of blocks as a tree, cut into items
-// and parts at random, as no planner would, but as the header allows.
+// Random steps: sequences that share runs of blocks as a tree, cut into items and parts at random, as no
+// planner would, but as the header allows.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Does every instruction set attend as the definition says, in float64?
+// Every instruction set attends as the definition in float64 does.
 #include "scene.h"
 
 namespace {

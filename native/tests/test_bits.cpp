@@ -1,4 +1,4 @@
-// Has every instruction set, of every processor, the same bits?
+// Every instruction set of every processor computes the same bits.
 //
 // A layer of codes with keys and values of 8 bits, on numbers made of integers. The digests below were
 // printed on x86-64; whatever computes something else differs from every machine that agrees with them.
@@ -6,10 +6,10 @@
 #include <functional>
 
 #include "case.h"
-#include "ops_vector.h"
+#include "ops/vector.h"
 #include "ostinato_experts.h"
-#include "scale_tiles.h"
-#include "weight_tiles.h"
+#include "weights/scale_tiles.h"
+#include "weights/tiles.h"
 
 namespace {
 

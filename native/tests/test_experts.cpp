@@ -1,4 +1,4 @@
-// Are mixtures, and the updates of adapters in them, what the definition says on every instruction set?
+// Mixtures, and the updates of adapters in them, match their definition on every instruction set.
 //
 // Random routers choose; rows are of two adapters and of none. Sums of the definition are in double.
 #include <deque>

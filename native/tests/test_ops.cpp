@@ -1,4 +1,4 @@
-// Does what lies between products compute its definition, and touch nothing else?
+// Operations between products match their definition, and write nothing else.
 #include <functional>
 
 #include "case.h"

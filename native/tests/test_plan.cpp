@@ -1,4 +1,4 @@
-// Does a plan let each row look at each of its keys once, and point at nothing that is not there?
+// In a plan each row sees each of its keys once, and every index is valid.
 #include <algorithm>
 #include <map>
 #include <utility>

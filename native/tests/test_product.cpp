@@ -1,4 +1,4 @@
-// Are products what the definition says on every instruction set, and do they touch nothing else?
+// Products match their definition on every instruction set, and write nothing else.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "case.h"
-#include "code_tables.h"
+#include "weights/code_tables.h"
 #include "packed_weight.h"
-#include "scale_tiles.h"
+#include "weights/scale_tiles.h"
 
 namespace {
 

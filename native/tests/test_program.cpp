@@ -1,11 +1,11 @@
-// Does a program compute what its operations compute one by one, on any number of threads?
+// A program computes what its operations compute one by one, on any number of threads.
 #include <algorithm>
 
 #include <functional>
 
 #include "ostinato_program.h"
 #include "scene.h"
-#include "weight_tiles.h"
+#include "weights/tiles.h"
 
 namespace {
 

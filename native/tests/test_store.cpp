@@ -1,4 +1,4 @@
-// Are keys and values where the layout says, whoever wrote them, and nowhere else?
+// Keys and values are where the layout says, whichever function wrote them, and nowhere else.
 #include <algorithm>
 #include <memory>
 #include <set>

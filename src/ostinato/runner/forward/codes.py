@@ -85,7 +85,7 @@ class Activations:
 
     Attributes:
         bits: 8 for codes, ``round(number / scale)`` with ``scale = largest / 127.5``; 0 for numbers
-            of 16 bits or more, see ``native/src/codes_rows.h``.
+            of 16 bits or more, see ``native/src/products/codes_rows.h``.
         group_size: Adjacent inputs of a row that share a scale, as in llama.cpp's Q8_0; 0 for all
             of them, as compressed-tensors defines dynamic scales per token.
     """

@@ -6,7 +6,7 @@ A row (the key or value of one token and head) is stored as its codes, followed 
       int8 each               float32
 
 The error of an element is at most half a scale: 0.4 % of the row's largest element. The native
-library computes the same codes (``native/src/kv_codes.h``), and returns rows in this order.
+library computes the same codes (``native/src/kv/codes.h``), and returns rows in this order.
 
 Source: symmetric absmax quantization of vectors, Dettmers et al. 2022, arXiv 2208.07339, section 3.
 """

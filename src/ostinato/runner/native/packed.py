@@ -1,7 +1,7 @@
 """A weight in the memory layout that the native library multiplies with.
 
 A plain weight is stored output by output; the kernels read one input of many outputs at a time. So
-a weight is packed once, into the tiles of ``native/src/weight_tiles.h``, and the plain one is
+a weight is packed once, into the tiles of ``native/src/weights/tiles.h``, and the plain one is
 freed: the memory is the same. All instruction sets use one layout
 of plain weights.
 

@@ -11,7 +11,7 @@ In this order, which is that of vLLM and of Hugging Face's logits processors:
    stop ids below ``min_tokens``, and those that the constraint of a structured output does not
    allow become -inf.
 
-The native library does this row by row (``native/src/sampling_edits.h``); what is here serves
+The native library does this row by row (``native/src/sampling/edits.h``); what is here serves
 where it cannot run. Each kind of edit is one indexed operation on (row, id, value) of the whole
 batch; the logits are copied once.
 """

@@ -1,0 +1,20 @@
+// The kernels for AVX2, FMA and F16C, see attention/kernels.h.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "simd/avx2.h"
+// after it
+#include "attention/math.h"
+#include "attention/prefetch.h"
+// after it
+#include "attention/tile.h"
+// after them
+#include "attention/item.h"
+#include "kv/write.h"
+
+namespace ost {
+
+const Kernels kAvx2Kernels = {attend_any, merge, write};
+
+}  // namespace ost
