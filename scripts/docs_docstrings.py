@@ -1,4 +1,4 @@
-"""How do docstrings, which people read in an editor, become Markdown for mkdocstrings?
+"""Convert docstrings, which people read in an editor, to Markdown for mkdocstrings.
 
 In the code, a drawing stands indented below a line that ends in ``::``, and a table between
 lines of ``====``. Markdown knows neither: a colon too many would be shown, and a table would run

@@ -1,4 +1,4 @@
-"""Train the embedded model `tiny-shakespeare`: how did the weights in the package come to be?
+"""Train the embedded model `tiny-shakespeare`.
 
 A character-level model, made from a `transformers` config class, is trained on Tiny Shakespeare
 (public domain, as collected in karpathy/char-rnn) on a CPU, and saved with its tokenizer, its chat

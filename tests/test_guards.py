@@ -23,6 +23,8 @@ USED = re.compile(r"\._[a-zA-Z]|[\"']_[a-zA-Z]|import .*\b_[a-zA-Z]")
 """What a file without any of these need not be parsed for."""
 
 
+SOURCES = {".py", ".h", ".cpp"}
+
 SLEEPS = re.compile("sleep|wait_for_timeout")
 """Functions that sleep, a browser's among them."""
 
@@ -146,3 +148,14 @@ def test_the_guard_counts_identifiers_alone(tmp_path: Path):
     path = tmp_path / "example.py"
     path.write_text('"""It found most."""\nmost_rows = x.found  # made\nCounter().most_common()\n')
     assert dialect_in(path) == ["most_rows", "found"]
+
+
+def test_no_file_begins_with_a_question():
+    """A headline says what the file does."""
+    trees = [
+        SOURCE,
+        *(TESTS.parent / name for name in ("tests", "benchmarks", "scripts", "native")),
+    ]
+    files = [path for tree in trees for path in tree.rglob("*") if path.suffix in SOURCES]
+    assert len(files) > 1_000
+    assert not [path for path in files if "?" in path.read_text().partition("\n")[0]]

@@ -1,4 +1,4 @@
-"""What does the model card say? Its form is `card.md`, its figures are measured afterwards."""
+"""The model card: its form is `card.md`, its figures are measured afterwards."""
 
 import os
 import string

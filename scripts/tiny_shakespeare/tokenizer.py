@@ -1,4 +1,4 @@
-"""How does text become ids? One token per character, and a chat laid out like a play."""
+"""The tokenizer: one token per character, and a chat laid out like a play."""
 
 from pathlib import Path
 

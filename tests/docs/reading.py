@@ -1,4 +1,4 @@
-"""How do these tests read Markdown and the repository?"""
+"""Read Markdown and the repository for tests of the docs."""
 
 import re
 import shutil

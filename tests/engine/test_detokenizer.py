@@ -1,4 +1,4 @@
-"""Do tokens one by one become the text of all of them?
+"""Detokenizing token by token gives the text of all tokens at once.
 
 The oracle decodes everything at once: the output's text is what it adds to the prompt's.
 """

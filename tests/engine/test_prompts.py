@@ -1,4 +1,4 @@
-"""What may a prompt be, and what is said of what is none?"""
+"""Forms of a prompt, and the errors for all else."""
 
 from array import array
 from collections.abc import Iterator

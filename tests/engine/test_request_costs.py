@@ -1,4 +1,4 @@
-"""Does a request cost what it brings, and no more?"""
+"""The cost of a request is proportional to its size."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Is a list prepared once per request, whatever its prompts, its forks and its tokens?"""
+"""A list is prepared once per request, whatever its prompts, forks and tokens."""
 
 import asyncio
 import tracemalloc

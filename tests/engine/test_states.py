@@ -1,4 +1,4 @@
-"""How many states does an engine keep, and what becomes of the memory for them?"""
+"""The number of states that an engine keeps, and the use of their memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Does the text end where a stop string is reached, however it arrives?
+"""The text ends at the first stop string, at any chunk boundary.
 
 The oracle looks at the whole text after each piece. An alphabet of two letters makes stop
 strings overlap with each other, with themselves and with every border between pieces.

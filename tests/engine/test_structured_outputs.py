@@ -1,4 +1,4 @@
-"""Does every output have the form that was asked for, without an effect on others?"""
+"""Every output has the requested form, without an effect on other requests."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Do tenants take turns, however much each of them has sent?"""
+"""Tenants are served round robin, whatever the number of their requests."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What if nothing can be sampled from a request's logits?"""
+"""A request whose logits allow no token fails alone."""
 
 import pytest
 

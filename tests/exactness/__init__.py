@@ -1,1 +1,1 @@
-"""Does the cache change any answer, and is everything computed once?"""
+"""The cache changes no answer, and nothing is computed twice."""

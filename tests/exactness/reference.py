@@ -1,4 +1,4 @@
-"""What would ``transformers`` say? Alone, without a cache of ours, with its own attention.
+"""The reference: ``transformers`` with its own attention, one prompt at a time, no cache of ours.
 
 The reference runs prompt by prompt, in float64, with eager attention and, where there are
 experts, with eager experts: the library's kernels for them take no float64.

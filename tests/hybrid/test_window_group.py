@@ -1,4 +1,4 @@
-"""What does a window need at a boundary? Every pattern of cached blocks, against one sentence.
+"""What a sliding window needs at a boundary: every pattern of cached blocks against one rule.
 
 Blocks are published by really computing a chain, and lost by really evicting them.
 """

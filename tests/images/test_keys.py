@@ -1,4 +1,4 @@
-"""Which images may share a prefix? The worked figures of vLLM's rule, in both indexes."""
+"""Which images share a prefix: the worked figures of vLLM's rule, in both indexes."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""How many bytes of KV does a model keep, from its config alone?"""
+"""The bytes of KV that a model keeps, from its config alone."""
 
 from typing import Any
 

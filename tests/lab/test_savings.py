@@ -1,4 +1,4 @@
-"""How many tokens does a shared prefix keep out of the model?"""
+"""The number of tokens that a shared prefix saves."""
 
 import pytest
 from hypothesis import given

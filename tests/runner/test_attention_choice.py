@@ -1,4 +1,4 @@
-"""Who computes attention, and is it said why?"""
+"""The choice of an attention backend, and the reason that is reported for it."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""How does a plan become tensors?"""
+"""A plan becomes the tensors of a step."""
 
 from array import array
 

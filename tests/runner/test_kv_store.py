@@ -1,4 +1,4 @@
-"""What may a store be asked? A slot gives back what was put there, and nothing else."""
+"""A slot of the KV store returns the rows written to it; invalid slots are refused."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Are log-probabilities those of the model, and ranks those of its order?"""
+"""Log-probabilities equal the model's, and ranks follow their order."""
 
 import math
 from array import array

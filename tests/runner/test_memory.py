@@ -1,4 +1,4 @@
-"""How many blocks fit?"""
+"""The number of blocks that fit into memory."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""How does a checkpoint become a model? And what is said when it does not?"""
+"""Loading a checkpoint ends in a model or in an error that names the cause."""
 
 import shutil
 from pathlib import Path

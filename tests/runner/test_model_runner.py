@@ -1,4 +1,4 @@
-"""How is one step executed? Whole steps through the runner's front door."""
+"""Whole steps through the runner's public interface."""
 
 from array import array
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which models can be served correctly? The others are refused at load, and told why."""
+"""Models that can be served correctly; all others are refused at load, with the reason."""
 
 from typing import Any
 

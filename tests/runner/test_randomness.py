@@ -1,4 +1,4 @@
-"""Is the random number behind a token uniform, repeatable and its own?"""
+"""The random number of a token is uniform, repeatable and independent of other tokens."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Does the sampler choose what it was asked to choose?
+"""The sampler follows its parameters.
 
 The oracle is ``sampling_reference``: one row at a time, in plain Python. Rows in float64 are
 sampled in torch; ``native/test_sampling`` compares the library with its own definition.

@@ -1,4 +1,4 @@
-"""Do the libraries that people call servers with run against this one? Each in its own environment.
+"""Popular client libraries run against this server, each in an environment of its own.
 
 Nightly: each is installed from the package index, newest version first; where that fails, the test
 is skipped and says so.

@@ -1,4 +1,4 @@
-"""Does a request cost others more than it costs its sender? Counted in processor time, not timed.
+"""A request costs others no more than its sender: processor time is counted, not wall time.
 
 What a body costs is compared with what reading it as JSON costs: a ratio that no processor changes.
 """

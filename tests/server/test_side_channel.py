@@ -1,4 +1,4 @@
-"""Can one tenant learn what another one sent, from what is cached?
+"""No tenant learns from the cache what another tenant sent.
 
 The same attacker runs against a server with keys, and against one whose tenants all have the same
 salt: there it recovers the secret, so the tests above it are known to be able to fail.

@@ -1,4 +1,4 @@
-"""Do clients that were written for vLLM's server find what they expect?"""
+"""Clients written for vLLM's server find the fields and routes that they expect."""
 
 import json
 import ssl

@@ -1,4 +1,4 @@
-"""Who does a policy which learns the most harm, when it may look into the cache?
+"""An adversary of policies that learn: it sees the cache, and does the most harm it can.
 
 An adversary knows two kinds of documents, told apart by the lengths of their outputs. It teaches
 the policy that one kind comes back soon, where LRU finds it too, so that no lead is won, and that

@@ -1,4 +1,4 @@
-"""What of a tenant can be found in everything that an object reaches?
+"""Search everything that an object reaches for a tenant's data.
 
 ::
 

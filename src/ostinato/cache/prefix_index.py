@@ -1,4 +1,4 @@
-"""The port of prefix indexes: which blocks hold the KV of which prefix?
+"""The port of prefix indexes, which map prefixes to the blocks that hold their KV.
 
 Two are built in: the radix index walks a tree and compares tokens, the hash index
 (``ostinato.indexes``) looks up chained digests. On the same content they give the same answers.

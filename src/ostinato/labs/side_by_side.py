@@ -1,4 +1,4 @@
-"""The same requests under the built-in index, policy and order: what would have hit?
+"""Runs the same requests under the built-in index, policy and order, and counts their hits.
 
 A plug-in serves, and its hits are counted as those of any other. Beside it the same requests, in
 the order in which they came and with the same answers, go through Ostinato's own scheduler and

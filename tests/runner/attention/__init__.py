@@ -1,1 +1,1 @@
-"""Do scattered blocks read like one row?"""
+"""Attention over scattered blocks equals attention over one contiguous row."""

@@ -1,4 +1,4 @@
-"""Does the plan let each row look at each of its keys once?"""
+"""In a plan, each row sees each of its keys once."""
 
 import itertools
 from collections import Counter

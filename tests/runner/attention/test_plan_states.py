@@ -1,4 +1,4 @@
-"""From step to step, is a plan ever out of date?
+"""A plan is never stale from one step to the next.
 
 Requests join, fork, decode, compute prompts in chunks, are preempted, come back and leave; blocks
 that turn out to be copies are given back for those that they copy; freed blocks are given to

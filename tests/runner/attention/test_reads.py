@@ -1,4 +1,4 @@
-"""Which sequences are read together?"""
+"""Which sequences a step reads together."""
 
 from array import array
 from collections import Counter

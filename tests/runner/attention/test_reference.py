@@ -1,4 +1,4 @@
-"""Do the two references agree, the obvious one and the one that is quick enough?"""
+"""The two reference implementations agree: the obvious one and the fast one."""
 
 import torch
 from hypothesis import given, settings

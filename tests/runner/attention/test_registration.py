@@ -1,4 +1,4 @@
-"""How do the models of ``transformers`` call us? What we do not know, we refuse."""
+"""How models of ``transformers`` call our attention; unknown arguments are refused."""
 
 from types import SimpleNamespace
 from typing import Any

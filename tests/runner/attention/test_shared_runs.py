@@ -1,4 +1,4 @@
-"""Tables as text: which runs of blocks are read once, and for whom?"""
+"""Block tables as text: the runs of blocks that are read once, and their readers."""
 
 from array import array
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Is there a native library, what can this processor do, and whose threads does it use?"""
+"""The native library: whether it loads, its instruction sets, and the threads that it uses."""
 
 import ctypes
 import re

@@ -1,4 +1,4 @@
-"""Where are reasoning, text and calls in an answer of any model family, however it is cut?"""
+"""Parsers of answers: reasoning, text and calls of every model family, at any chunk boundary."""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Is a prefix that is asked for again and again leased once?"""
+"""A prefix that is requested repeatedly is leased once."""
 
 import asyncio
 

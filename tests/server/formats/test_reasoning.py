@@ -1,4 +1,4 @@
-"""Is what a model thinks told from what it says, through every API and its official client?
+"""Reasoning is separated from the answer through every API and its official client.
 
 What the model says is dictated with ``structured_outputs.choice``, thoughts and all.
 """

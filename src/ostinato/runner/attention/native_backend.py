@@ -9,10 +9,10 @@ of rows, its *segments* are the runs of keys that they see, cut to these rows. I
 one thread busy while others wait are split by keys; the partial results of a row are merged by
 their log-sum-exp.
 
-The library plans every step from scratch (``native/src/plan/plan.h``): checking whether a plan is stale
-would take longer. It also checks the tables, in one pass: after a forward pass no code is in the
-processor's caches, and a dozen NumPy calls would take longer than planning. This module decides how
-much reading once must save.
+The library plans every step from scratch (``native/src/plan/plan.h``): checking whether a plan is
+stale would take longer. It also checks the tables, in one pass: after a forward pass no code is in
+the processor's caches, and a dozen NumPy calls would take longer than planning. This module decides
+how much reading once must save.
 
 Cost: about ten microseconds for any number of decodes, and ten times that after a forward pass.
 """

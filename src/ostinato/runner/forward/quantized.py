@@ -1,6 +1,6 @@
 """A weight of 8 or 4 bits in the memory layout that the native library multiplies with.
 
-Codes are packed once, into the tiles of ``native/src/weights/tiles.h``, and products read the codes.
+Codes are packed once, into the tiles of ``native/src/weights/tiles.h``, and products read them.
 Scales are stored separately, see ``scale_tiles``.
 """
 

@@ -63,7 +63,7 @@ class Isa(enum.IntEnum):
 
     @property
     def multiplies_blocks(self) -> bool:
-        """Whether its instructions for bytes take codes in blocks; see ``native/src/weights/tiles.h``."""
+        """Whether its instructions for bytes take codes in blocks (``weights/tiles.h``)."""
         return self >= Isa.NEON_DOTPROD
 
     @property

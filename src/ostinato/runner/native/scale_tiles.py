@@ -1,4 +1,4 @@
-"""Scales, or minima, of the groups of a packed weight of codes; see ``native/src/weights/scale_tiles.h``.
+"""Scales, or minima, of the groups of a packed weight of codes (``weights/scale_tiles.h``).
 
 ::
 
