@@ -1,4 +1,4 @@
-// Low-rank updates of adapters: which rows go through which packed factors?
+// Low-rank updates of adapters: the rows of each adapter go through its packed factors.
 //
 // The rows of an adapter, neighbours or not, are cut into blocks, and each block goes through both
 // factors as through any packed weight, so that an adapter is read once for all its rows in a block:
