@@ -61,7 +61,7 @@ class EvictionPolicy(Protocol):
         return None
 
     def victim(self, num_needed: int = 0) -> Victim | None:
-        """Choose what to evict for so many blocks, 0 if unknown; None without an entry."""
+        """Choose what to evict for ``num_needed`` blocks, 0 if unknown; None without an entry."""
 
     def recall(
         self,
@@ -91,7 +91,7 @@ class EvictionPolicy(Protocol):
 
 
 PolicyFactory = Callable[[int, Callable[[], float]], EvictionPolicy]
-"""Makes a policy for a pool of so many blocks, with a clock whose seconds never fall."""
+"""Makes a policy from the pool's number of blocks and a clock whose seconds never fall."""
 
 
 class LeastRecentlyUsed(EvictionPolicy):
@@ -190,4 +190,4 @@ class BlockShares:
         return self.policies[0].victim(num_needed)
 
     def check(self, num_in_use: int) -> None:
-        """Assert that so many blocks, all that are not free, are charged."""
+        """Assert that ``num_in_use`` blocks, all that are not free, are charged."""

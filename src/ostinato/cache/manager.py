@@ -35,7 +35,7 @@ from ostinato.core.plan import CopyRun, StateCopy
 from ostinato.core.request import RequestContext
 
 MakeIndex = Callable[[BlockPool, int], PrefixIndex[Any]]
-"""Makes an empty index over a pool, for blocks of so many tokens."""
+"""Makes an empty index over a pool, from the number of tokens in a block."""
 
 _UNKNOWN = RequestContext()
 
@@ -429,7 +429,7 @@ class CacheManager:
             assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
 
     def check_fits(self, num_tokens: int) -> None:
-        """Raise EmptyPrompt or PromptTooLong if so many tokens can never be admitted."""
+        """Raise EmptyPrompt or PromptTooLong if ``num_tokens`` can never be admitted."""
         if not num_tokens:
             raise EmptyPrompt("the prompt has no tokens: at least one is needed")
         if num_tokens > self.config.num_blocks * self.block_size:
@@ -440,7 +440,7 @@ class CacheManager:
             )
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Number of blocks that so many tokens fill or begin."""
+        """Number of blocks that ``num_tokens`` fill or begin."""
         return -(-num_tokens // self.block_size)
 
     # --- the steps of these, which HybridCacheManager extends ---

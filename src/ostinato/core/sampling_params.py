@@ -48,7 +48,7 @@ class SamplingParams:
         seed: The same seed gives the same tokens whatever else is in the batch; None draws one.
         stop_token_ids: Ids that end the text, besides the model's end-of-sequence ids.
         max_tokens: Most tokens to generate; None is the model's or the pool's limit.
-        min_tokens: No end-of-sequence, stop id or stop string before so many tokens.
+        min_tokens: No end-of-sequence, stop id or stop string before this many tokens.
         ignore_eos: Go on after the model's end-of-sequence ids.
         logprobs: Log-probabilities of the sampled token and of this many alternatives; -1 is the
             whole vocabulary. At most the engine's ``max_logprobs``.

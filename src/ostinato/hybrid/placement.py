@@ -1,7 +1,7 @@
 """At which few positions of a prompt a state is saved, for later prompts that branch off there.
 
 Where prompts branch off is learnt from earlier ones, in depths of ``unit`` tokens. Of all ways to
-place so many checkpoints, the best one computes the least again in expectation: a dynamic program
+place n checkpoints, the best one computes the least again in expectation: a dynamic program
 over depths finds it.
 
 Source: sparse checkpoints by expected overlap, arXiv 2605.05219.

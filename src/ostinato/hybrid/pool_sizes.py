@@ -5,7 +5,7 @@ a window only the end, so a window gets what all running sequences could hold at
 the even share if that is more (the ends of cached prefixes), and the rest goes to full attention.
 
 Memory is split between states and blocks such that traffic fills both at the same time: a
-checkpoint of a fixed size per so many new tokens, and the blocks of those tokens.
+checkpoint of a fixed size per interval of new tokens, and the blocks of those tokens.
 """
 
 from collections.abc import Sequence

@@ -300,7 +300,7 @@ class StateGroup(LayerGroup):
     # --- helpers ---
 
     def _find(self, key: PrefixKey, num_blocks: int) -> Checkpoint | None:
-        """Return the checkpoint of a prefix of so many blocks; None for the beginning."""
+        """Return the checkpoint of a prefix of ``num_blocks`` blocks; None for the beginning."""
         if not num_blocks:
             return None
         return self._contents.get(self._hasher.digests(key, num_blocks)[num_blocks - 1])

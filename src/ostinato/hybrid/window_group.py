@@ -60,7 +60,7 @@ class WindowGroup(LayerGroup):
         self._contents: dict[BlockDigest, BlockContent] = {}
 
     def first_needed(self, num_tokens: int) -> int:
-        """Return the first block that a sequence of so many tokens still needs."""
+        """Return the first block that a sequence of ``num_tokens`` tokens still needs."""
         return max(0, num_tokens - self.window + 1) // self._block_size
 
     def longest_hit(self, key: PrefixKey, num_blocks: int) -> int:
@@ -250,7 +250,7 @@ class WindowGroup(LayerGroup):
         return content
 
     def _slide(self, held: WindowTable, num_tokens: int) -> None:
-        """Release the places that the window after so many tokens does not reach."""
+        """Release the places that the window after ``num_tokens`` tokens does not reach."""
         keep = min(self.first_needed(num_tokens), len(held.blocks))
         self._release_places(held, held.first, keep)
         held.first = max(held.first, keep)

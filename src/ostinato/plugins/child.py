@@ -31,7 +31,7 @@ _MAX_RINGS, _STUCK = 3, 75
 """Alarms that code may survive, one a second, and the exit code after the last of them."""
 
 _CLOCK_FACTOR, _MIN_CLOCK_S = 6.0, 60.0
-"""Seconds of a clock per second of processor time, and at least so many."""
+"""Seconds of a clock per second of processor time, and the least number of them."""
 
 CONTRACT_S = 30.0
 """Time limit of a contract; the solutions of the labs take less than one second."""

@@ -63,7 +63,7 @@ class TailMap(PrefixMap, Protocol):
 
 
 MakeMap = Callable[[int], Any]
-"""Makes an empty map for blocks of so many tokens."""
+"""Makes an empty map from the number of tokens in a block."""
 
 _Scope = tuple[Identity, tuple[ImageSpan, ...]]
 

@@ -271,7 +271,7 @@ _READERS: Mapping[str, Callable[[Values], Values]] = {
 
 
 def _tools(fields: Values) -> list[Values]:
-    """Return the tools; servers refuse more than so many."""
+    """Return the tools, at most as many as servers accept."""
     return _objects(fields.get("tools"))[:MAX_TOOLS]
 
 

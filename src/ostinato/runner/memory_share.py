@@ -26,7 +26,7 @@ from ostinato.errors import ConfigError
 from ostinato.runner.model_runner import ModelRunner
 
 NewRunner = Callable[[int, int], ModelRunner]
-"""Makes a runner with so many blocks per group, and so many state slots."""
+"""Makes a runner from the number of blocks of each group and the number of state slots."""
 
 
 class DeviceMemory(Protocol):

@@ -93,7 +93,7 @@ class Scheduler:
             )
 
     def check_length(self, num_tokens: int) -> None:
-        """Raise EmptyPrompt or PromptTooLong if a prompt of so many tokens can never be served."""
+        """Raise EmptyPrompt or PromptTooLong if a prompt of ``num_tokens`` can never be served."""
         longest = self.config.max_model_len
         if num_tokens >= longest:
             raise PromptTooLong(

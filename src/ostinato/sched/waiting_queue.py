@@ -76,7 +76,7 @@ class WaitingOrder(Protocol):
         return None
 
     def planned(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that a running sequence computes so many tokens in this step."""
+        """Note that a running sequence computes ``num_tokens`` tokens in this step."""
         return None
 
 

@@ -229,7 +229,7 @@ def max_certain_tokens(
 
 
 def _tokens_as(work: Work, factor: float, planned: Work, start: int, limit_tokens: int) -> int:
-    """Return the tokens with which a step is at most so many times as much as a measured one.
+    """Return the tokens with which a step is at most this many times as much as a measured one.
 
     Keys beyond those of the measured step take the place of pairs.
     """
@@ -249,7 +249,7 @@ FIRST_TOKENS = 64
 NO_WORK = Work(1, 0, 0)
 
 FIRST_PRICES = StepPrices(0.0, 1.0, 1 / 2048, "a guess, in tokens")
-"""What counts as a token of the first steps: a token, or so many pairs of a query and a key."""
+"""Pairs of a query and a key that count as one token of the first steps."""
 
 LOST_RATE = 0.1
 """Share of the prompt rate that steps may lose to stay within ``max_step_ms``."""
@@ -258,13 +258,13 @@ LOST_ALONE = 0.03
 """Share of the prompt rate that is lost where nothing else lives."""
 
 MAX_DECODES = 8
-"""A step takes at most so many times what its decodes alone would take, unless within the limit."""
+"""A step takes at most this multiple of its decodes' time, unless it is within the limit."""
 
 FEW_TOKENS = 8
 """Tokens of a step whose time is about that of reading the weights."""
 
 MAX_LATE = 2
-"""A step takes at most so many times its limit, whatever is not measured yet."""
+"""A step takes at most this multiple of its limit, whatever is not measured yet."""
 
 
 @dataclass(slots=True)
@@ -363,7 +363,7 @@ class StepTimer(StepCosts):
         return self._meter.max_chunk_tokens(start)
 
     def take(self, start: int, num_tokens: int) -> None:
-        """Note that a prompt computes so many tokens in this step."""
+        """Note that a prompt computes ``num_tokens`` tokens in this step."""
         self._meter.take(start, num_tokens)
 
     def note(self, plan: StepPlan, seconds: float) -> None:
@@ -371,7 +371,7 @@ class StepTimer(StepCosts):
         self.prices.note(plan_work(plan), seconds)
 
     def meter(self, num_tokens: int) -> StepMeter:
-        """Return what is left of the current step, at most so many tokens."""
+        """Return the tokens left in the current step, at most ``num_tokens``."""
         return replace(self._meter, num_tokens=min(num_tokens, self._meter.num_tokens))
 
     @property

@@ -121,7 +121,7 @@ class TenantShares(BlockShares):
         return victim[0], min(victim[1], account.num_takeable)
 
     def check(self, num_in_use: int) -> None:
-        """Assert that so many blocks, all that are not free, are charged."""
+        """Assert that ``num_in_use`` blocks, all that are not free, are charged."""
         for account in self._all:
             assert account.policy.num_blocks <= account.num_charged, "more evictable than charged"
         charged = sum(account.num_charged for account in self._all)

@@ -1,4 +1,4 @@
-"""A bound on a model's reasoning: after so many tokens its closing mark is forced.
+"""A bound on a model's reasoning: beyond it, the closing mark is forced.
 
 The bound is a constraint of the output, as a grammar is, and so it moves with the sequence: forks
 copy its state, and a preempted sequence keeps it::

@@ -67,7 +67,7 @@ class HitAudit:
         self._unit = cache.manager.chunk_unit or cache.block_size
 
     def note(self, request: Request, num_cached_tokens: int) -> None:
-        """Draw a request that has ended, with so many cached tokens, or not."""
+        """Draw a request that has ended with this number of cached tokens, or not."""
         if request.images:  # they are freed: only the text before them can be recomputed
             num_cached_tokens = min(num_cached_tokens, request.images[0].start)
         num_tokens = num_cached_tokens - num_cached_tokens % self._unit

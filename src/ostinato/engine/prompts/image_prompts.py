@@ -166,7 +166,7 @@ class ImagePrompts:
         return pack_tokens(np.concatenate((*pieces, ids[end:]))), served, tuple(spans)
 
     def _vision_for(self, num_images: int) -> Vision:
-        """Return the model's encoder, if it takes so many images."""
+        """Return the model's encoder, if it takes this number of images."""
         loaded = self._loaded
         if loaded.vision is None:
             raise RequestError(

@@ -46,7 +46,7 @@ class TierGroup:
         return self.name == FULL
 
     def first_needed(self, num_tokens: int) -> int:
-        """Return the first of its blocks that a hit of so many tokens needs."""
+        """Return the first of its blocks that a hit of ``num_tokens`` tokens needs."""
         if self.is_full:
             return 0
         if self.window:

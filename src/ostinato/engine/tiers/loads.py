@@ -51,7 +51,7 @@ LATE_S = 0.1
 """How long after its deadline a read that hangs is left, and its request computed."""
 
 TRY_AGAIN = 32
-"""One in so many loads that seem slower than computing is tried: speeds change."""
+"""Of loads that seem slower than computing, one in this many is tried: speeds change."""
 
 
 class TierLoads:

@@ -87,7 +87,7 @@ class Setup:
             raise ConfigError(f"utilisation={self.utilisation}: must be above 0 and at most 1")
 
     def money_per_hour(self, num_replicas: int, memory_bytes: int) -> float:
-        """Return the bill for so many replicas with so much memory each."""
+        """Return the bill for a number of replicas with a given memory each."""
         bought = max(0, memory_bytes - self.own_bytes) / GIB
         return num_replicas * (self.num_gpus * self.prices.gpu + bought * self.prices.memory_gib)
 
@@ -271,7 +271,7 @@ class _Planner:
         return tried
 
     def _try(self, memory_bytes: int, num_replicas: int, routing: Routing) -> _Tried:
-        """Serve the trace from so many replicas."""
+        """Serve the trace from ``num_replicas`` replicas."""
         trace, setup = self._trace, self._setup
         pools = setup.kv.pools(memory_bytes, trace.block_tokens)
         result = replay_routed(trace, pools, num_replicas, routing, setup.policy, self._work)

@@ -137,7 +137,7 @@ class SimulatedDisk(CacheObserver):
         return first
 
     def _first_needed(self, group: int, end: int) -> int:
-        """Return the first of a group's blocks that a hit of so many blocks needs."""
+        """Return the first of a group's blocks that a hit of ``end`` blocks needs."""
         if not group:
             return 0
         return max(0, end * self._size - self._windows[group - 1] + 1) // self._size

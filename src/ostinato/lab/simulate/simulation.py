@@ -172,7 +172,7 @@ def simulate(
 
 
 def _pools(trace: BlockTrace, num_blocks: int, kv: KVGroups | None) -> Pools:
-    """Return a cache with so many blocks for full attention, its windows sized as engines do."""
+    """Return a cache with ``num_blocks`` for full attention, its windows sized as engines do."""
     if kv is None or not kv.windows:
         return Pools(num_blocks)
     size = trace.block_tokens
@@ -193,7 +193,7 @@ def _replay_states(
     placement: CheckpointPlacement,
     progress: Callable[[int], None] | None,
 ) -> SerialResult:
-    """Serve a trace with the memory of so many blocks shared between blocks and states.
+    """Serve a trace with the memory of ``num_blocks`` blocks shared between blocks and states.
 
     A share that has no room for a block or for two states finds nothing.
     """

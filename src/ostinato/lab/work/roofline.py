@@ -158,7 +158,7 @@ class RooflineCost:
         return seconds
 
     def num_running(self, context: float) -> int:
-        """Return how many sequences of so many tokens run at once: what memory holds."""
+        """Return how many sequences of ``context`` tokens memory holds at once."""
         footprint = self.model.kv.windowed or self.model.kv.whole
         each = self.kv_copies * footprint.sequence_bytes(max(1, round(context)))
         return max(1, min(MAX_RUNNING, self.kv_memory_bytes // max(1, each)))

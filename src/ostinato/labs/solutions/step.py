@@ -56,7 +56,7 @@ class Step:
 
 
 def new_blocks(sequence: Sequence, num_new: int, block_size: int) -> int:
-    """Return how many blocks a sequence lacks to compute so many tokens more."""
+    """Return how many blocks a sequence lacks to compute ``num_tokens`` more tokens."""
     # Hole 1 (Blocks for a chunk): after them num_computed + num_new tokens have slots; round up.
     needed = -(-(sequence.num_computed + num_new) // block_size)
     return max(0, needed - sequence.num_blocks)

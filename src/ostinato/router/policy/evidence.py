@@ -17,12 +17,12 @@ from ostinato.router.policy.prefix_tree import Node
 
 TOLERANCE_BLOCKS = 2
 TOLERANCE_SHARE = 0.2
-"""Reported hits may differ from the events' by so many blocks, or this share of the prompt."""
+"""Reported hits may differ from the events' by this many blocks, or this share of the prompt."""
 
 NUM_CHECKS = 8
 MIN_DISAGREEMENTS = 4
 MIN_DISAGREEING_SHARE = 0.75
-"""Of the last checks, so many and this share disagree before events are no longer used."""
+"""Events are no longer used once this number and this share of the last checks disagree."""
 
 NUM_AGREEMENTS = 4
 """Checks that agree before events are believed again."""

@@ -163,7 +163,7 @@ def failure_of(value: str) -> str:
 
 
 def _fleet(states: Sequence[tuple[int, int, int]]) -> Fleet:
-    """Return workers with so many tokens cached, expected and queued."""
+    """Return workers with the given numbers of tokens cached, expected and queued."""
     candidates, loads = list[Candidate](), list[Load]()
     for number, (cached, expected, queued) in enumerate(states):
         left = max(1, 100 - cached - expected)

@@ -71,7 +71,7 @@ class CodeFormat:
         return 15 if self.bits == 4 else 127
 
     def num_groups(self, num_inputs: int) -> int:
-        """Return the number of groups of so many inputs."""
+        """Return the number of groups in ``num_inputs`` inputs."""
         return -(-num_inputs // self.group_size)
 
     def __str__(self) -> str:

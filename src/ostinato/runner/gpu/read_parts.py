@@ -79,7 +79,7 @@ class PartLimits:
         return cls(group, max(16, fitting), max(wide, fitting))
 
     def is_narrow(self, num_rows: int) -> bool:
-        """Whether so many tokens are one narrow tile."""
+        """Whether ``num_rows`` rows are one narrow tile."""
         return num_rows * self.group <= self.narrow_rows
 
 

@@ -20,7 +20,7 @@ _MIN_SIZE = 1e-33  # smaller rows are 0
 
 
 def row_bytes(dim: int, dtype: torch.dtype) -> int:
-    """Return the bytes that a key or a value of so many elements takes in a store."""
+    """Return the bytes that a key or a value of ``dim`` elements takes in a store."""
     return dim * dtype.itemsize + (SCALE_BYTES if dtype == torch.int8 else 0)
 
 

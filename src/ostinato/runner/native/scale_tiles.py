@@ -31,7 +31,7 @@ _SUPERBLOCK_FORMAT = 4
 
 
 def is_group_size(size: int) -> bool:
-    """Return whether the library multiplies groups of so many inputs."""
+    """Return whether the library multiplies groups of this size."""
     return size == MIN_GROUP or size % TILE_OUTPUTS == 0
 
 

@@ -80,7 +80,7 @@ class EmbeddingBody(InputFields):
         default="float", description="base64 is of little-endian float32."
     )
     dimensions: int | None = Field(
-        default=None, description="Keep the first so many numbers of each embedding."
+        default=None, description="Number of values kept of each embedding."
     )
     normalize: bool | None = Field(
         default=None, description="Whether embeddings have length 1; else as the checkpoint says."
