@@ -50,7 +50,7 @@ class StateConfig:
     num_slots: int = setting(minimum=2)
     """States of the pool: of running sequences and of checkpoints together."""
     unit: int = setting(64, minimum=1)
-    """Checkpoints are at multiples of so many tokens, and prefills are cut there: the chunk of the
+    """Checkpoints are at multiples of this number, and prefills are cut there: the chunk of the
     models' own kernels, and a multiple of the block."""
     sparse_checkpoints: int = setting(1, minimum=0)
     """Checkpoints of one prompt besides those at its end and where it branches off from another;

@@ -69,7 +69,7 @@ class CacheManager:
             shares: Who may take whose blocks; all from all, under LRU, by default.
             make_index: Makes the prefix index.
             observers: Are called for what happens.
-            may_publish: Whether a sequence that begins with a public prefix and hit so many
+            may_publish: Whether a sequence that begins with a public prefix and hit a number of
                 tokens may publish what it computes.
             epoch: Of the weights.
             make_pool: Makes the pool, which says in which order free blocks are allocated.

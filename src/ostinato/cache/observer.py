@@ -58,7 +58,7 @@ class CacheObserver:
         """Cached blocks are evicted or removed."""
 
     def on_reuse(self, entries: Sequence[CacheEntry], num_allocated: int) -> None:
-        """Evictable entries are held again, after so many allocations of blocks."""
+        """Evictable entries are held again, with the blocks allocated since each was released."""
 
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool

@@ -36,7 +36,7 @@ class TreeText(CacheObserver):
     """Tokens of cached blocks, and positions among them."""
 
     def __init__(self, num_blocks: int, block_size: int, num_places: int | None = None) -> None:
-        """Make an empty index for a pool, with so many places of each table if not as usual."""
+        """Make an empty index for a pool, with ``num_places`` places in each table."""
         self._block_size = block_size
         num_slots = num_blocks * block_size
         num_places = num_places or _num_places(num_slots)

@@ -91,7 +91,7 @@ class HazardTable:
         all_lives, all_reused = lives.sum(0), reused.sum(0)
         widest = (all_reused + _PRIOR_TURNS * prior) / (all_lives + _PRIOR_TURNS)
         hazards: NDArray[np.float64] = widest.reshape(1, NUM_BINS)
-        for size in self._shape:  # each feature more makes so many classes of one
+        for size in self._shape:  # each more feature splits a class into ``size``
             num_classes = len(hazards) * size
             some_lives = lives.reshape(num_classes, -1, NUM_BINS).sum(1)
             some_reused = reused.reshape(num_classes, -1, NUM_BINS).sum(1)

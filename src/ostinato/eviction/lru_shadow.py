@@ -149,7 +149,7 @@ class LruShadow:
             self.trim(num_blocks)
 
     def trim(self, num_blocks: int) -> None:
-        """Let LRU evict what is beyond so many blocks, in O(1) amortised."""
+        """Evict from LRU what is beyond ``num_blocks`` blocks, in O(1) amortised."""
         self._is_settled = True
         edge = self._edge
         excess = self.num_held_by_lru - num_blocks

@@ -91,7 +91,7 @@ class ReuseHazard(LeastRecentlyUsed):
         return self._memory.num_blocks
 
     def remember(self, num_blocks: int) -> None:
-        """Remember at least so many evicted blocks: a tier behind the pool has them."""
+        """Remember at least ``num_blocks`` evicted blocks: a tier behind the pool has them."""
         memory = self._memory
         limit = memory.max_blocks // _MEMORY * _MEMORY_WITH_TIER
         memory.max_blocks = max(memory.max_blocks, min(num_blocks, limit))

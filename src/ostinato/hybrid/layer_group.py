@@ -43,7 +43,7 @@ class HybridMatch(PrefixMatch):
 
 
 def to_load(match: PrefixMatch, num_tokens: int) -> PrefixMatch:
-    """Return a match whose sequence is loaded up to so many tokens, and not computed."""
+    """Return a match whose sequence is loaded, not computed, up to ``num_tokens`` tokens."""
     if isinstance(match, HybridMatch):
         return replace(match, tail=None, group_tails=(), load_end=num_tokens)
     return replace(match, tail=None)
@@ -72,13 +72,13 @@ class LayerGroup(Contents, Protocol):
     cuts: StateCuts | None
 
     def longest_hit(self, key: PrefixKey, num_blocks: int) -> int:
-        """Return the longest prefix, up to so many blocks, that it can continue; no effects."""
+        """Return the longest prefix, up to ``num_blocks``, that it can continue; no effects."""
 
     def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> CacheEntry | None:
         """Return the cached block of that name after a sequence's first ones, to copy from."""
 
     def kept(self, key: PrefixKey, num_blocks: int) -> list[tuple[int, int]]:
-        """List what is cached for hits of a prefix that hits with so many blocks.
+        """List what is cached for hits of a prefix that hits with ``num_blocks`` blocks.
 
         Returns:
             Place and block or slot of each, in order. A place counts blocks in the sequence; that
@@ -88,7 +88,7 @@ class LayerGroup(Contents, Protocol):
     def room(
         self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None, load_end: int = 0
     ) -> int:
-        """Return how many tokens could have slots if a hit of so many blocks were held."""
+        """Return how many tokens could have slots if a hit of ``num_blocks`` blocks were held."""
 
     def room_to_grow(self, held: Any, num_tokens: int) -> int:
         """Return how many of a sequence's first ``num_tokens`` could have slots."""

@@ -90,7 +90,7 @@ class WindowGroup(LayerGroup):
     def room(
         self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None, load_end: int = 0
     ) -> int:
-        """Return how many tokens could have slots if a hit of so many blocks were held."""
+        """Return how many tokens could have slots if a hit of ``num_blocks`` blocks were held."""
         held = self._window(key, num_blocks) + ([] if tail is None else [tail])
         free = self.pool.num_free_for(key.identity.owner) - sum(not e.ref_count for e in held)
         return (max(num_blocks, self.first_needed(load_end)) + free) * self._block_size

@@ -105,7 +105,7 @@ def _environment() -> dict[str, str]:
 
 
 def with_alarm(seconds: float, call: Callable[[], Any]) -> Any:
-    """Return what a call returns; raises TimeUp where it is after so much processor time."""
+    """Return what a call returns; raises TimeUp after its limit of processor time."""
     rings = 0
 
     def ring(number: int, frame: FrameType | None) -> None:

@@ -37,7 +37,7 @@ class StepCosts:
         return 2**31
 
     def take(self, start: int, num_tokens: int) -> None:
-        """Note that a prompt computes so many tokens after ``start`` others in this step."""
+        """Note that a prompt computes ``num_tokens`` tokens after ``start`` others in this step."""
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Note how long a step took, from its plan to its commit."""
@@ -69,7 +69,7 @@ class SingleFlight:
         self._leaders: list[tuple[Sequence, BlockTable, int]] = []
 
     def add(self, sequence: Sequence, num_planned: int) -> None:
-        """Note a running sequence that has computed so many tokens after this step."""
+        """Note a running sequence that computes ``num_planned`` tokens in this step."""
         table = sequence.table
         if table is not None and table.writes and num_planned < len(sequence.key.tokens):
             if self._cache.chunk_unit is not None:  # states are findable after the step

@@ -98,7 +98,7 @@ class BeamSearch:
 
     @property
     def num_alternatives(self) -> int:
-        """Most likely tokens that are needed of each beam: so many, and those that may end it."""
+        """Number of most likely tokens needed of each beam, those that may end it included."""
         return self.width + len(self._ends)
 
     def choose(self, samples: Sequence[SampledToken]) -> list[tuple[int, int]]:
@@ -126,7 +126,7 @@ class BeamSearch:
     def _candidates(self, samples: Sequence[SampledToken]) -> list[tuple[int, Beam]]:
         """Return the best continuations of all beams, with the row of each; the best first.
 
-        Among so many ``width`` go on, even if every beam could end in all ways.
+        Among these, ``width`` go on, even if every beam could end in all ways.
         """
         num_candidates = (1 + len(self._ends)) * self.width
         pairs = [

@@ -88,7 +88,7 @@ class StepPrices:
         )
 
     def max_prompt_tokens(self, start: int, limit: int, seconds: float, num_free: int = 0) -> int:
-        """Return how many tokens, at most ``limit``, take no more than so many seconds.
+        """Return how many tokens, at most ``limit``, take no more than ``seconds``.
 
         These are tokens after ``start`` others, as in ``prompt_s``, which grows with each token.
         """
@@ -106,7 +106,7 @@ class StepPrices:
         return low
 
     def times(self, factor: float) -> "StepPrices":
-        """Return the prices of a machine that takes so many times as long."""
+        """Return the prices of a machine that is slower by ``factor``."""
         return replace(
             self,
             fixed_s=self.fixed_s * factor,

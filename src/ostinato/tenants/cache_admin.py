@@ -40,7 +40,7 @@ class PublicPrefixes(dict[bytes, LeaseId]):
     """The published prefixes of one cache: by the salt of each, the lease that holds it."""
 
     def may_continue(self, key: PrefixKey, num_hit: int) -> bool:
-        """Whether a sequence that hit so many tokens may publish what it computes.
+        """Whether a sequence that hit ``num_hit`` tokens may publish what it computes.
 
         It may if its public prefix, if it has one, hit in full and will stay.
         """

@@ -204,7 +204,7 @@ PATIENCE = 1 / 32
 """Share of the last step's time to wait for next turns; each that arrives saves a whole step."""
 
 MAX_USELESS_WAITS = 8
-"""After so many useless waits, only one in so many is tried: these callers send no next turn."""
+"""After this many useless waits, one in as many is tried: these callers send no next turn."""
 
 
 def run_in_new_thread(make: Callable[[ArgumentT], AnswerT], argument: ArgumentT) -> AnswerT:

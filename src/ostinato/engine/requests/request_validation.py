@@ -104,7 +104,7 @@ def check_vocabulary(tokens: "array[int]", vocab_size: int) -> None:
 def refuse_long_text(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a text that has more than ``max_tokens`` tokens, at the cost of about as many.
 
-    Only a text many times as long as usual for so many tokens is counted: piece by piece, until
+    Only a text many times as long as usual for ``max_tokens`` is counted: piece by piece, until
     there are too many. Cutting a text changes a few tokens on either side of the cut.
     """
     if len(text) <= 8 * max_tokens + _PIECE_CHARACTERS:

@@ -83,7 +83,7 @@ class SamplingParams(core.SamplingParams):
     Attributes, besides those of ``core.sampling_params.SamplingParams``:
         bad_words: Texts that are not generated: the token that would complete one is not sampled.
         stop: Strings that end the text.
-        truncate_prompt_tokens: Keep only so many tokens at the prompt's end; -1 keeps as many as
+        truncate_prompt_tokens: Keep only this many tokens at the prompt's end; -1 keeps as many as
             leave room for ``max_tokens``, None refuses a prompt that is too long.
         include_stop_str_in_output: Keep the stop string at the end of the text.
         skip_special_tokens: Leave special tokens out of the text.

@@ -40,7 +40,7 @@ class PairTokenizer:
         self._tokenizer, self._template, self._max_model_len = tokenizer, template, max_model_len
 
     def first_tokens(self, text: str, limit: int | None) -> str:
-        """Return the beginning of a text that has at most so many tokens; None is all of it."""
+        """Return the first ``limit`` tokens of a text, as text; None is all of it."""
         if limit is None:
             return text
         ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

@@ -134,7 +134,7 @@ def _with_blocks(
     num_blocks: int,
     num_slots: int,
 ) -> ModelRunner:
-    """Make a runner with so many blocks in each group."""
+    """Make a runner from the number of blocks of each group."""
     return new_runner([num_blocks] * num_groups, num_slots)
 
 

@@ -59,7 +59,7 @@ class TierGroup:
         return range(first, num_tokens // self.unit)
 
     def longest_hit(self, num_tokens: int, num_known: int, stored: Container[int]) -> int:
-        """Return the longest hit, of up to so many tokens, that its stored blocks continue.
+        """Return the longest hit, of up to ``num_tokens`` tokens, that its stored blocks continue.
 
         Args:
             num_tokens: Bound on the answer.

@@ -4,7 +4,7 @@ Memory saves prefill and so machines, but those are bought whole, and each has i
 each size of a replica's memory the trace is replayed on as many replicas as the load needs with the
 resulting hits, once with prefix-aware and once with round-robin routing::
 
-    load with hits / utilisation  ─►  replicas  ─►  hits with so many caches  ─►  load with hits ...
+    load with hits / utilisation  ─►  replicas  ─►  hits with N caches  ─►  load with hits ...
 
 Three points of the curve matter: the lowest bill, the *knee* of the hits, and the first size at
 which nothing is evicted.

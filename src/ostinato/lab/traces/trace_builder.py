@@ -7,7 +7,7 @@ the names are large)::
     names in the file      [881, 12, 7]  [881, 12, 40]  [881, 12, 7, 3]
     numbers                 0    1   2    0    1   3     0    1   2  4
 
-Names are compared by 64 bits; strings and integers beyond that by a hash of so many. An id has one
+Names are compared by 64 bits; strings and integers beyond that by a hash of 64 bits. An id has one
 parent wherever it appears: where a name has several, it becomes several blocks.
 """
 

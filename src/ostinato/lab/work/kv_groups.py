@@ -107,13 +107,13 @@ class KVGroups:
         return max(0, slots - 2 * self.num_running)
 
     def with_states(self, memory_bytes: int) -> int:
-        """Return the memory in which so many bytes are left for blocks beside states."""
+        """Return the memory that leaves ``memory_bytes`` for blocks beside states."""
         per_checkpoint = self.token_bytes * TOKENS_PER_CHECKPOINT
         states = memory_bytes * self.state_bytes // per_checkpoint
         return memory_bytes + states + 2 * self.num_running * self.state_bytes
 
     def memory_for(self, num_blocks: int, block_tokens: int) -> int:
-        """Return the least memory in which full attention has so many blocks, states aside."""
+        """Return the least memory with ``num_blocks`` blocks of full attention, without states."""
         low, high = 0, num_blocks * block_tokens * self.token_bytes
         if not self.windows:
             return high

@@ -135,7 +135,7 @@ class ModelWork:
         return self.kv.num_layers * experts.top_k * self.hidden_size * 3 * away / num_gpus
 
     def read_bytes(self, num_tokens: float) -> float:
-        """Weights that a step of so many tokens reads: of experts, those that some token needs."""
+        """Weights that a step of ``num_tokens`` reads: of experts, those that some token needs."""
         read = self.weights.dense * self.format.bits / 8
         read += self.weights.head * self._head_bits / 8
         experts = self.weights.experts

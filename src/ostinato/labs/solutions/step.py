@@ -64,7 +64,7 @@ def new_blocks(sequence: Sequence, num_new: int, block_size: int) -> int:
 
 
 def take(step: Step, sequence: Sequence, num_new: int) -> bool:
-    """Give a sequence blocks and budget for so many tokens; False, with no effect, if too few."""
+    """Give a sequence blocks and budget for ``num_tokens``; False, with no effect, if too few."""
     # Hole 2 (Blocks for a chunk): note the chunk under its name; budget and free blocks go down.
     missing = new_blocks(sequence, num_new, step.block_size)
     if missing > step.free_blocks or num_new > step.budget:

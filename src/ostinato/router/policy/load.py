@@ -112,7 +112,7 @@ class Load:
         return len(self.running)
 
     def tokens_before(self, num_tokens: int) -> float:
-        """Return the queued tokens that go before so many, where the shortest goes first."""
+        """Return the tokens queued ahead of ``num_tokens``, where the shortest goes first."""
         queue = [work.prefill_tokens for work in self.running.values()]
         shorter = sum(queued for queued in queue if queued <= num_tokens)
         return shorter + min(self.prefill_tokens - shorter, LONGER_SHARE * num_tokens)

@@ -18,7 +18,7 @@ from ostinato.server.errors import ApiError, body_in_pieces, body_too_long, body
 
 _MAX_SMALL_PIECES = 1024
 _MIN_PIECE_BYTES = 64
-"""Pieces of a body beyond the first ones have at least so many bytes on average: each costs the
+"""Pieces of a body beyond the first ones have at least this many bytes on average: each costs the
 event loop the same, whatever its length."""
 
 

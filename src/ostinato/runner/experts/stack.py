@@ -27,7 +27,7 @@ TILE = 32
 
 
 def padded(count: int) -> int:
-    """Return the rows that so many outputs take."""
+    """Return the rows that ``count`` outputs take."""
     return -(-count // TILE) * TILE
 
 

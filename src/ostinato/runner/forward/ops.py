@@ -142,7 +142,7 @@ class NormRecord(ctypes.Structure):
 
     @classmethod
     def of(cls, norm: Norm | None, like: Tensor, width: int) -> "NormRecord":
-        """Check and describe; the norm is of so many numbers, with one weight for each."""
+        """Check and describe; the norm is of ``width`` numbers, with one weight for each."""
         if norm is None:
             return cls()
         for part in (norm.weight, norm.bias):

@@ -173,7 +173,7 @@ class PythonCall:
     """An operation that is computed in Python, on all rows at once.
 
     Attributes:
-        run: Computes so many rows.
+        run: Computes a number of rows.
     """
 
     run: Callable[[int], None]

@@ -219,7 +219,7 @@ def tile_options(
     section_keys: int | None,
     on_amd: bool = torch.version.hip is not None,
 ) -> dict[str, int | bool]:
-    """Return how ``attend`` is compiled for tiles of so many rows.
+    """Return how ``attend`` is compiled for tiles of ``rows`` rows.
 
     AMD's compiler needs smaller tiles of keys to keep all sums in registers.
     """

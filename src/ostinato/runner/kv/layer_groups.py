@@ -46,7 +46,7 @@ def one_group(spec: KVSpec) -> LayerGroups:
 
 
 def group_layers(spec: KVSpec, max_model_len: int) -> LayerGroups:
-    """Group layers by window, for sequences of at most so many tokens."""
+    """Group layers by window, for sequences of at most ``max_model_len`` tokens."""
     seen = [layer.sliding_window for layer in spec.layers]
     real = [None if window is None or window >= max_model_len else window for window in seen]
     windows = tuple(sorted({window for window in real if window is not None}))

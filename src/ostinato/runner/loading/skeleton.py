@@ -1,7 +1,7 @@
 """Models without weights: what a model is, before gigabytes are read.
 
 A skeleton has all modules and buffers of its model, and no storage for weights. ``cut_to_trial``
-keeps the first layers of a skeleton, so many that each kind of layer is among them, and the first
+keeps the first layers of a skeleton, enough that each kind of layer is among them, and the first
 ids; ``trial_config`` keeps the first experts: as little as the probe has to see.
 """
 

@@ -94,7 +94,7 @@ class BodyGuard:
         body.data = b"".join(pieces)
 
     def _time_for(self, num_bytes: int) -> float:
-        """Return after how many seconds a body must have more than so many bytes."""
+        """Return the seconds after which a body must have more than ``num_bytes`` bytes."""
         config = self._config
         time_at_rate_s = config.header_timeout_s + num_bytes / config.min_body_rate
         return min(config.body_timeout_s, time_at_rate_s)
