@@ -80,7 +80,7 @@ def release(path: list[Block], policy: Policy) -> None:
 
 
 def make_room(num_blocks: int, policy: Policy) -> list[Block]:
-    """Evict ``num_blocks`` blocks, all or none (empty list), and return them, first victim first."""
+    """Evict ``num_blocks`` blocks, all or none, and return them, first victim first."""
     # Hole 6 (Evict: all or nothing): an evicted block leaves the policy, and its parent has a
     # child less, so that it may be the next leaf. Only blocks of the policy can go.
     if num_blocks > len(policy.queue):
