@@ -1,6 +1,6 @@
 // Low-rank updates of adapters: the rows of each adapter go through its packed factors.
 //
-// The rows of an adapter, neighbours or not, are cut into blocks, and each block goes through both
+// The rows of an adapter, adjacent or not, are cut into blocks, and each block goes through both
 // factors as through any packed weight, so that an adapter is read once for all its rows in a block:
 //
 //     block  (rows, inputs) x down  ─►  sums (rows, rank)  x up  ─►  scratch  * scale  ─►  += outputs

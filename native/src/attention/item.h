@@ -106,7 +106,7 @@ inline float load_query(const void *data, int32_t, int64_t from, int32_t size, u
   std::memcpy(to, static_cast<const uint16_t *>(data) + from, size * sizeof(uint16_t));
   return 1;
 }
-// Asks for the lines of a row's query, and of its output, which is written when all is read.
+// Prefetches the cache lines of a row's query, and of its output, which is written at the end.
 inline void prefetch_row(const ost_attention &a, int32_t row, int64_t head) {
   const int64_t token = a.tokens[row];
   const int64_t key_bytes = bytes_of(a.queries.dtype), value_bytes = bytes_of(a.output.dtype);

@@ -115,8 +115,8 @@ struct Writer {
     write_values(kv, tokens, values);
   }
 
-  // Asks for the lines of a slot that is written soon: stores wait for theirs one after the other,
-  // and a slot's keys are in as many lines as two keys have elements.
+  // Prefetches the cache lines of a slot that is written soon: stores wait for theirs one after the
+  // other, and a slot's keys are in as many lines as two keys have elements.
   void prefetch(int64_t slot) const {
     const Element *keys = key_group_of(slot), *values = value_group_of(slot);
     prefetch_lines(keys - scales_size(kv), key_group_size(kv));

@@ -5,8 +5,8 @@ Files in reading order:
 * ``block``: blocks, the states they are in, and the entries that indexes keep of them
 * ``eviction``: the ports of eviction policies and of who may take whose blocks, and LRU
 * ``prefix_index``: the port of prefix indexes
-* ``block_table``: which blocks one sequence holds, and copies on write; which tables are live, and
-  which calls are refused for it
+* ``block_table``: the blocks of one sequence, and copies on write; the live tables, and the
+  calls that they rule out
 * ``observer``: the port of observers of what the cache does
 * ``pool``: a fixed number of blocks: which are allocated next, and what is evicted for them
 * ``child_index``: the children of one prefix

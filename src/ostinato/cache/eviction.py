@@ -23,7 +23,7 @@ from ostinato.core.identity import PrefixKey
 
 @dataclass(slots=True)
 class RequestSummary:
-    """What a policy may know of the request that releases an entry."""
+    """Facts of the request that releases an entry, for eviction policies."""
 
     num_output_tokens: int = 0
     policy_state: Any = None  # the policy's own
@@ -34,7 +34,7 @@ Victim = tuple[CacheEntry, int]
 
 
 class EvictionPolicy(Protocol):
-    """Which evictable entry is worth least?
+    """The port of policies, which choose the evictable entry to evict next.
 
     Entries of one request arrive tail first. A victim is always a leaf: nothing cached builds on
     it (law 8).
@@ -149,7 +149,7 @@ class LeastRecentlyUsed(EvictionPolicy):
 
 
 class BlockShares:
-    """The port of who may take whose evictable blocks; by default, all from all.
+    """The port of shares: which tenant may take evictable blocks of which; by default, all of all.
 
     ``ostinato.tenants`` gives tenants, named by ``Identity.owner``, guarantees and quotas, and
     their entries a policy each.

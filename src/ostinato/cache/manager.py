@@ -41,7 +41,7 @@ _UNKNOWN = RequestContext()
 
 
 class CacheManager:
-    """Which request holds which blocks, and what is found where.
+    """Matches, admits, grows, publishes and releases the block tables of requests.
 
     Methods that take a table raise ``ReleasedTable`` if they would change one that is not live in
     this cache, and ``TableOverrun`` if it has fewer slots or tokens than they need.

@@ -35,7 +35,7 @@ class Eviction:
 
 
 class CacheObserver:
-    """Is called for what the cache does; overrides the methods that it needs."""
+    """The port of observers: the cache calls a method for each of its changes."""
 
     def on_step(self, unpin: Callable[[BlockTable], None]) -> None:
         """A step is about to be planned; what is pinned may be released by ``unpin``."""

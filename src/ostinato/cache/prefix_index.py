@@ -23,7 +23,7 @@ PathT = TypeVar("PathT")
 
 @dataclass(slots=True)
 class TailMatch:
-    """A cached block that a prompt shares the first tokens of."""
+    """A cached block whose first tokens a prompt shares."""
 
     block: BlockId
     num_tokens: int  # how many, at least 1 and less than a block
@@ -64,7 +64,7 @@ class PrefixMatch:
 
 @dataclass(slots=True)
 class PublishResult:
-    """What a publication found."""
+    """The result of a publication."""
 
     num_known: int = 0  # blocks whose content was published before; they come before all new ones
     duplicates: tuple[tuple[int, BlockId], ...] = ()
@@ -89,7 +89,7 @@ class CachedRun:
 
 
 class Contents(Protocol):
-    """What knows the content of a pool's blocks: a prefix index, or a group of layers."""
+    """The content of a pool's blocks: a prefix index, or a group of layers."""
 
     version: int  # raised when older matches become stale
 
@@ -101,7 +101,7 @@ class Contents(Protocol):
 
 
 class PrefixIndex(Contents, Protocol[PathT]):
-    """Which blocks hold the KV of which prefix?"""
+    """The port of indexes, which map a prefix to the blocks that hold its KV."""
 
     block_size: int
 

@@ -35,7 +35,7 @@ def tenant_of(salt: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Identity:
-    """What two sequences must agree on before any of their KV may be shared.
+    """The facts on which two sequences must agree before they share any KV.
 
     One with a base continues it: the tokens before ``start`` are the base's.
     """
@@ -163,7 +163,7 @@ def overlapping(spans: Spans, start: int, stop: int) -> Spans:
 
 
 class BlockKey(NamedTuple):
-    """What identifies a block, or its beginning, among the continuations of its prefix."""
+    """The name of a block, or of its beginning, among the continuations of its prefix."""
 
     tokens: bytes  # packed
     spans: Spans  # that overlap it

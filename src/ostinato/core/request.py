@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(slots=True)
 class RequestContext:
-    """What observers of the cache learn of the request that is admitted."""
+    """Facts of an admitted request that observers of the cache receive."""
 
     name: str = ""  # the request's id
     off: str = ""  # the setting that keeps it from reading the cache; empty if it reads

@@ -21,7 +21,7 @@ from ostinato.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a field's name, annotation and default do not say of a setting.
+    """The range, help and aliases of a setting, beside its field's name, annotation and default.
 
     Attributes:
         minimum: Lowest value.

@@ -106,7 +106,7 @@ class LayerGroup(Contents, Protocol):
         """Give a table what its first ``num_tokens`` need; the caller knows that there is room."""
 
     def publish(self, table: BlockTable, held: Any, num_tokens: int) -> Sequence[tuple[int, bool]]:
-        """Make findable what this step computes, or note it for ``settle``.
+        """Publish what this step computes, or note it for ``settle``.
 
         Returns:
             The places in the row that were published, each with whether its content is new.

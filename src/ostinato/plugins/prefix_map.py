@@ -36,7 +36,7 @@ from ostinato.plugins.faults import Faults
 
 
 class PrefixMap(Protocol):
-    """Which blocks hold which tokens? Made with the tokens per block."""
+    """The plug-in's map from prefixes to blocks; constructed with the tokens per block."""
 
     def match(self, tokens: list[int]) -> list[int]:
         """Return the blocks of the longest cached prefix, whole blocks only, in order."""

@@ -15,7 +15,7 @@ from ostinato.scheduling.ranked_orders import RankedOrder
 
 
 class Ranking(Protocol):
-    """Which waiting prompt goes first? Made without arguments."""
+    """Ranks waiting prompts; constructed without arguments."""
 
     def rank(self, num_tokens: int, num_cached: int, num_waited: int) -> int:
         """Return the rank of a prompt: lower goes first, equals keep the order of arrival.

@@ -1,4 +1,4 @@
-"""Which request computes what in this step. Policy, without a tensor.
+"""Continuous batching: what each step computes, and for which request; without a tensor.
 
 Files in reading order:
 

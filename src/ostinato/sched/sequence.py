@@ -224,7 +224,7 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """What a step brought for one sequence."""
+    """The result of a step for one sequence."""
 
     sequence: Sequence  # whose token it is; its ``finish_reason`` says whether it ended
     token: SampledToken | None = None

@@ -55,7 +55,7 @@ class Drafts:
 
 
 class SingleFlight:
-    """Prefills that will go on after this step: others wait for them to compute a prefix (law 1).
+    """Prefills that continue after this step; other prompts wait for their prefixes (law 1).
 
     Nothing about the wait is stored: each step derives it again from the running sequences. If a
     leader is cancelled, fails or is preempted, its followers are admitted without it, so no

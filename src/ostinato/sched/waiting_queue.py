@@ -43,14 +43,14 @@ NumCachedTokens = Callable[[Sequence], int]
 
 
 class StepRoom(NamedTuple):
-    """What decodes leave of a step."""
+    """The tokens and sequences that decodes leave for prompts in a step."""
 
     num_tokens: int  # that may be computed
     num_seats: int  # sequences that may be admitted
 
 
 class WaitingOrder(Protocol):
-    """In which order are waiting sequences tried, and how much of a step may each prompt take?"""
+    """The port of waiting orders: ranks waiting sequences, and bounds a prompt's share of a step."""
 
     def divide(
         self, prefilling: list[Sequence], waiting: list[Sequence], room: StepRoom
@@ -97,7 +97,7 @@ by_arrival = attrgetter("rank")
 
 
 class Branch(NamedTuple):
-    """How a sequence of a search goes on in the next step."""
+    """The continuation of a searched sequence in the next step."""
 
     parent: Sequence  # whose tokens it has
     sequence: Sequence  # the parent, or what is to be forked from it

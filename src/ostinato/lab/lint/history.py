@@ -73,7 +73,7 @@ class _Conversation:
 def keep_window(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     """Drop the oldest messages of a history many at a time, instead of one per turn.
 
-    No request gets less history than it had, and none more than ``GROWTH`` beyond it.
+    No request loses history, and none gets more than ``GROWTH`` beyond it.
     """
     seen: dict[tuple[int, int], tuple[_Conversation, int]] = {}
     fixed = []

@@ -27,7 +27,7 @@ def block_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class HashIndex:
-    """Which block holds which tokens? Found by digest."""
+    """An index that finds blocks by digest."""
 
     def __init__(self, block_size: int) -> None:
         """Make an empty index."""

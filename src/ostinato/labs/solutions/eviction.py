@@ -26,7 +26,7 @@ class Block:
 
 
 class Policy:
-    """Which block that no request holds is evicted next?"""
+    """Chooses the next block to evict among those that no request holds."""
 
     def __init__(self) -> None:
         """Begin without a block."""

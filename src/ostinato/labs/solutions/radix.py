@@ -20,7 +20,7 @@ class Node:
 
 
 class Index:
-    """Which blocks hold which tokens? A tree of runs of blocks."""
+    """An index as a tree of runs of blocks."""
 
     def __init__(self, block_size: int) -> None:
         """Make an empty tree."""

@@ -49,7 +49,7 @@ def score(num_tokens: int, worker: Worker, workers: list[Worker]) -> float:
 
 
 class Policy:
-    """Which worker gets a prompt?"""
+    """Chooses the worker of a prompt."""
 
     def choose(self, num_tokens: int, workers: list[Worker]) -> int:
         """Return the place of the chosen worker in the list; changes nothing."""

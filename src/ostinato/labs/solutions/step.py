@@ -131,7 +131,7 @@ def plan(step: Step) -> dict[str, int]:
 
 
 class Ranking:
-    """Which waiting prompt goes first? The one with the lowest rank."""
+    """The order of waiting prompts: the lowest rank goes first."""
 
     def rank(self, num_tokens: int, num_cached: int, num_waited: int) -> int:
         """Return the rank of a prompt.

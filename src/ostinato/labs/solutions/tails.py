@@ -19,7 +19,7 @@ def num_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 class Index:
-    """Which blocks hold which tokens? A dictionary of prefixes, as simple as can be."""
+    """An index as a dictionary of prefixes, as simple as can be."""
 
     def __init__(self, block_size: int) -> None:
         """Make an empty index."""

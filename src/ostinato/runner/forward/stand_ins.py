@@ -1,7 +1,7 @@
 """Finds out what a module computes by calling it between stand-ins.
 
 Modules do not reveal the operations between their linear layers: whether heads are turned in halves
-or in neighbours or not at all in this layer, normed before or after that, what opens a gate. So a
+or in adjacent or not at all in this layer, normed before or after that, what opens a gate. So a
 copy of the module is called whose linear layers give random rows, and what it makes of them is
 compared with each operation that the library has::
 
