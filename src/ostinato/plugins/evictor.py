@@ -14,7 +14,7 @@ from ostinato.plugins.faults import Faults
 
 
 class Evictor(Protocol):
-    """Chooses the next entry to evict among those without a holder; constructed without arguments."""
+    """Chooses the next entry to evict among those without a holder; made without arguments."""
 
     def add(self, entries: list[Any]) -> None:
         """Add entries that one request released, its last block first."""

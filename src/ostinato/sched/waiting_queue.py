@@ -50,7 +50,7 @@ class StepRoom(NamedTuple):
 
 
 class WaitingOrder(Protocol):
-    """The port of waiting orders: ranks waiting sequences, and bounds a prompt's share of a step."""
+    """The port of waiting orders: ranks waiting sequences, bounds a prompt's share of a step."""
 
     def divide(
         self, prefilling: list[Sequence], waiting: list[Sequence], room: StepRoom
