@@ -28,6 +28,12 @@ def test_the_table_of_metrics_is_that_of_the_code():
     assert runpy.run_path(str(ROOT / "scripts/metrics_page.py"))["with_table"](page) == page
 
 
+def test_the_picture_of_imports_is_that_of_the_code():
+    """``python scripts/import_picture.py`` draws it."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(ROOT / "scripts/import_picture.py"))["with_picture"](page) == page
+
+
 def test_the_models_page_names_the_families_that_are_tested_exactly():
     """No more and no fewer than the tests build."""
     [sentence] = re.findall(r"^Tested, .*$", MODELS, re.MULTILINE)
