@@ -1,5 +1,6 @@
 """What loads what, seen from a fresh interpreter."""
 
+import gc
 import os
 import re
 import subprocess
@@ -8,6 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+import ostinato
 
 ROOT = Path(__file__).parents[1]
 TENSOR_LIBRARIES = ("torch", "transformers")
@@ -53,6 +56,20 @@ def test_a_first_start_says_in_a_terminal_that_python_compiles(tmp_path: Path, i
     command = [sys.executable, "-c", program]
     printed = subprocess.check_output(command, env={**os.environ, "PYTHONPATH": path}, text=True)
     assert int(printed) == is_terminal
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_garbage_collection_pauses_while_imports_run(is_enabled: bool):
+    """Afterwards it is as before, also when the import fails."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        with pytest.raises(ImportError), ostinato.paused_collections():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() is is_enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_no_module_of_the_heart_loads_a_tensor_library_nor_does_listing_public_names():

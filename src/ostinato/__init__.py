@@ -4,9 +4,11 @@ The packages that need torch are imported on first use, so that ``ostinato.core`
 ``ostinato.cache`` and ``ostinato.sched`` can be embedded without it.
 """
 
+import gc
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,6 +125,18 @@ def announce_compilation(stderr: TextIO) -> None:
         print(line, file=stderr, flush=True)
 
 
+@contextmanager
+def paused_collections() -> Iterator[None]:
+    """Import without garbage collections, each of which walks all of torch and frees nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on first use; torch's threads then sleep soon when they have no work."""
     if name not in _HOMES:
@@ -130,7 +144,8 @@ def __getattr__(name: str) -> Any:
     limit_spinning(os.environ)
     announce_compilation(sys.stderr)
     try:
-        home = import_module(_HOMES[name])
+        with paused_collections():
+            home = import_module(_HOMES[name])
     except ModuleNotFoundError as error:
         if find_spec("ostinato.engine") is None:
             message = f"ostinato-core has no {name}: pip install ostinato, in place of it"
