@@ -14,7 +14,7 @@ Source: the free block queue of vLLM's automatic prefix caching design.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
@@ -26,7 +26,12 @@ class RequestSummary:
     """Facts of the request that releases an entry, for eviction policies."""
 
     num_output_tokens: int = 0
-    policy_state: Any = None  # the policy's own
+    gap_s: float | None = None
+    """Seconds since what it found was last released, which is the time since its conversation's
+    previous turn; None if it found nothing, or what many share."""
+    num_new_blocks: int = 0  # blocks it published that were never cached before
+    recalled: list[Any] = field(default_factory=list)
+    """Evicted blocks that it asked for, as the policy remembers them."""
 
 
 Victim = tuple[CacheEntry, int]

@@ -7,8 +7,8 @@ the policy errs by a count, and no request gets a wrong token.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
@@ -123,32 +123,8 @@ class GhostList(Generic[Note]):
         return run
 
 
-_MANY_USES = 20
+MANY_USES = 20
 """Content that was used more often is shared: it says nothing of one conversation's pace."""
-
-
-@dataclass(slots=True)
-class RequestFeatures:
-    """What a policy that learns notes of a request."""
-
-    # Seconds since what it found was last released, which is the time since its conversation's
-    # previous turn; None if it found nothing, or what many share.
-    gap_s: float | None = None
-    num_new_blocks: int = 0  # blocks it published that were never cached before
-    recalled: list[EvictedRun[Any]] = field(default_factory=list)  # evicted blocks it asked for
-
-
-def features_of(summary: RequestSummary) -> RequestFeatures:
-    """Return what is noted of a request."""
-    if summary.policy_state is None:
-        summary.policy_state = RequestFeatures()
-    features: RequestFeatures = summary.policy_state
-    return features
-
-
-def note_gap(summary: RequestSummary, gap_s: float, uses: int) -> None:
-    """Note how long ago what a request found was released, unless many share it."""
-    features_of(summary).gap_s = gap_s if uses < _MANY_USES else None
 
 
 @runtime_checkable
@@ -188,7 +164,8 @@ class MissObserver(CacheObserver):
         """Tell the policy of the request's tenant, once per request that publishes."""
         entry = table.hit_entry
         if entry is not None and entry.idle_tick:
-            note_gap(table.summary, self._clock() - entry.idle_since_s, entry.uses)
+            gap_s = self._clock() - entry.idle_since_s
+            table.summary.gap_s = gap_s if entry.uses < MANY_USES else None
         num_requested = (len(table.key.tokens) - 1) // self._block_size
         if num_requested and table.writes and not context.is_readmission:
             policy = cast(LearnedPolicy, self._shares.policy_of(table.tenant))

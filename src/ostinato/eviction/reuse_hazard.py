@@ -33,7 +33,7 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary, Victim
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
-from ostinato.eviction.learned_policy import EvictedRun, GhostList, features_of, note_gap
+from ostinato.eviction.learned_policy import MANY_USES, EvictedRun, GhostList
 from ostinato.eviction.lifetimes import NO_LEAVES, Cohort, LifetimeStats, ReleaseBatch, VictimHeap
 from ostinato.eviction.lru_shadow import LruShadow
 
@@ -112,10 +112,9 @@ class ReuseHazard(LeastRecentlyUsed):
 
     def request_class(self, summary: RequestSummary) -> int:
         """Return the class of what a request releases, uses left out."""
-        features = features_of(summary)
         mean_new = self._sum_new / max(1.0, self._sum_weights)
-        share = features.num_new_blocks / max(1e-9, mean_new)
-        place = 0 if features.gap_s is None else bisect_right(_GAPS_S, features.gap_s)
+        share = summary.num_new_blocks / max(1e-9, mean_new)
+        place = 0 if summary.gap_s is None else bisect_right(_GAPS_S, summary.gap_s)
         place = place * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, summary.num_output_tokens)
         return place * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
 
@@ -195,7 +194,7 @@ class ReuseHazard(LeastRecentlyUsed):
                 return
             self.shadow.reused(run.note.batch, run.num_blocks, cached=False)
             self._end(run.note, run.num_blocks)
-            features_of(summary).recalled.append(run)
+            summary.recalled.append(run)
             first += run.num_blocks
 
     def recall(
@@ -213,19 +212,20 @@ class ReuseHazard(LeastRecentlyUsed):
                 run = self._memory.take(key, first, max_blocks, block_size)
             if run is None:
                 if summary is not None:
-                    features_of(summary).num_new_blocks += max_blocks
+                    summary.num_new_blocks += max_blocks
                 return 0, max_blocks
             self._advance(self._clock())
             self._end(run.note, run.num_blocks)
         if summary is not None:
-            note_gap(summary, self._clock() - run.idle_since_s, run.uses)
+            gap_s = self._clock() - run.idle_since_s
+            summary.gap_s = gap_s if run.uses < MANY_USES else None
         return run.uses, run.num_blocks
 
     def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Erase what is remembered of entries that match."""
         self._memory.erase(belongs)
         if self._turn is not None:
-            recalled = features_of(self._turn).recalled
+            recalled = self._turn.recalled
             recalled[:] = [run for run in recalled if not belongs(run.entry)]
 
     # --- victims ---
@@ -287,7 +287,7 @@ class ReuseHazard(LeastRecentlyUsed):
             self._table.fade()
             self._is_fit_due = True
         self._turn = summary
-        self._sum_new = 0.99 * self._sum_new + features_of(summary).num_new_blocks
+        self._sum_new = 0.99 * self._sum_new + summary.num_new_blocks
         self._sum_weights = 0.99 * self._sum_weights + 1.0
         self._request_class = self.request_class(summary)
 
@@ -361,9 +361,9 @@ class ReuseHazard(LeastRecentlyUsed):
 
 def _looked_up(summary: RequestSummary, first: int, max_blocks: int) -> EvictedRun[Cohort] | None:
     """Remove and return what a request's look-up has found of a block and those after it."""
-    recalled = features_of(summary).recalled
+    recalled: list[EvictedRun[Cohort]] = summary.recalled
     while recalled and recalled[0].start <= first:
-        run: EvictedRun[Cohort] = recalled.pop(0)
+        run = recalled.pop(0)
         if run.start == first:  # else another request has published it meanwhile
             if run.num_blocks > max_blocks:
                 recalled.insert(0, run.part(max_blocks, run.num_blocks))
