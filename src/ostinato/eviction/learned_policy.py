@@ -61,10 +61,6 @@ class GhostList(Generic[Note]):
         self._dropped = dropped
         self._runs: dict[_Name, EvictedRun[Note]] = {}
 
-    def __len__(self) -> int:
-        """Number of runs."""
-        return len(self._runs)
-
     def put(self, entry: CacheEntry, num_blocks: int, note: Note) -> None:
         """Remember the last blocks of an entry that is about to lose them."""
         start, tokens = entry.run_from(entry.num_blocks - num_blocks)

@@ -67,7 +67,7 @@ class LruShadow:
         self._num_at_edge = 0  # how much of it
         self._num_recent = 0  # what LRU would hold besides
         self._divergence = 0  # what of the latter is not cached
-        self._is_settled = True
+        self.is_trimmed = True  # to as many blocks as are evictable here: once between two requests
         self._num_lost = self._num_diverged = 0
 
     @property
@@ -105,7 +105,7 @@ class LruShadow:
         """Note that lives of cached blocks began."""
         batch.num_open += num_blocks
         batch.num_cached += num_blocks
-        self._is_settled = False
+        self.is_trimmed = False
         if self._edge is None:
             self._edge = batch
         if batch is self._edge:
@@ -120,39 +120,37 @@ class LruShadow:
             self._divergence += num_blocks
             self._num_diverged += num_blocks
 
-    def reused(self, batch: ReleaseBatch, num_blocks: int, *, cached: bool) -> None:
-        """Note whether LRU had blocks that are used again; those of one request come root first."""
-        lru_hits = num_blocks if batch.is_recent else 0
-        if batch is self._edge:  # LRU evicts tails first
-            lru_hits = min(num_blocks, self._num_at_edge)
-            self._num_at_edge -= lru_hits
-        self._num_lost += 0 if cached else lru_hits
-        self.credit += (num_blocks if cached else 0) - lru_hits
+    def close(self, batch: ReleaseBatch, num_blocks: int, *, cached: bool, requested: bool) -> None:
+        """Note that lives ended, or are no longer remembered.
 
-    def close(self, batch: ReleaseBatch, num_blocks: int, *, cached: bool) -> None:
-        """Note that lives ended, or are no longer remembered."""
+        Blocks that a request asked for count for or against LRU; those of one request come root
+        first.
+        """
+        at_edge = batch is self._edge
+        if requested:
+            lru_hits = num_blocks if batch.is_recent else 0
+            if at_edge:  # LRU evicts tails first
+                lru_hits = min(num_blocks, self._num_at_edge)
+                self._num_at_edge -= lru_hits
+            self._num_lost += 0 if cached else lru_hits
+            self.credit += (num_blocks if cached else 0) - lru_hits
         batch.num_open -= num_blocks
         batch.num_cached -= num_blocks if cached else 0
-        if batch is self._edge:
+        if at_edge:
             self._num_at_edge = min(self._num_at_edge, batch.num_open)
         elif batch.is_recent:
             self._num_recent -= num_blocks
             self._divergence -= 0 if cached else num_blocks
         if not batch.num_open and batch.newer is not None:
-            if batch is self._edge:
+            if at_edge:
                 self._pass(batch)
             batch.unlink()
 
-    def settle(self, num_blocks: int) -> None:
-        """Bring LRU to as many blocks as are evictable here, once between two requests."""
-        if not self._is_settled:
-            self.trim(num_blocks)
-
     def trim(self, num_blocks: int) -> None:
-        """Evict from LRU what is beyond ``num_blocks`` blocks, in O(1) amortised."""
-        self._is_settled = True
+        """Let LRU evict what is beyond so many blocks, in O(1) amortised."""
+        self.is_trimmed = True
         edge = self._edge
-        excess = self.num_held_by_lru - num_blocks
+        excess = self._num_recent + self._num_at_edge - num_blocks
         while edge is not None and (excess > 0 or not self._num_at_edge):
             num_trimmed = min(max(0, excess), self._num_at_edge)
             self._num_at_edge -= num_trimmed

@@ -78,7 +78,8 @@ class ReuseHazard(LeastRecentlyUsed):
         self._lives = LifetimeStats(self._table)
         self.shadow = LruShadow(self._lives, self._aged)
         self._memory = GhostList[Cohort](_MEMORY * num_blocks, self._dropped)
-        self._old, self._recent = VictimHeap(self._table.index), VictimHeap(self._table.index)
+        self._heaps = VictimHeap(self._table.index), VictimHeap(self._table.index)
+        """What LRU does not hold, and what it holds: ``ReleaseBatch.is_recent`` is the place."""
         self._turn: RequestSummary | None = None
         self._request_class = 0  # of the running turn, uses left out
         self._num_turns = 0
@@ -147,7 +148,9 @@ class ReuseHazard(LeastRecentlyUsed):
     def remove(self, entries: Sequence[CacheEntry]) -> None:
         """End lives: entries are used again; those of one batch are counted at once."""
         self._advance(self._clock())
-        self.shadow.settle(self.num_blocks)
+        shadow = self.shadow
+        if not shadow.is_trimmed:
+            shadow.trim(self.num_blocks)
         for batch, some in groupby(entries, _BATCH_OF):
             count = 0
             for entry in some:
@@ -158,8 +161,7 @@ class ReuseHazard(LeastRecentlyUsed):
                 count += num_blocks
                 if entry in cohort.leaves:
                     self._withdraw(entry)
-            self.shadow.reused(batch, count, cached=True)
-            self.shadow.close(batch, count, cached=True)
+            shadow.close(batch, count, cached=True, requested=True)
         super().remove(entries)
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
@@ -183,17 +185,18 @@ class ReuseHazard(LeastRecentlyUsed):
         self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
     ) -> None:
         """End lives of evicted blocks that a request asks for."""
-        self.shadow.settle(self.num_blocks)
-        self.shadow.num_looked_up += last
-        if not self._memory:
+        shadow, memory = self.shadow, self._memory
+        if not shadow.is_trimmed:
+            shadow.trim(self.num_blocks)
+        shadow.num_looked_up += last
+        if not memory.num_blocks:
             return
         self._advance(self._clock())
-        while self._memory and first < last:
-            run = self._memory.take(key, first, last - first, block_size)
+        while memory.num_blocks and first < last:
+            run = memory.take(key, first, last - first, block_size)
             if run is None:
                 return
-            self.shadow.reused(run.note.batch, run.num_blocks, cached=False)
-            self._end(run.note, run.num_blocks)
+            self._end(run, requested=True)
             summary.recalled.append(run)
             first += run.num_blocks
 
@@ -208,14 +211,14 @@ class ReuseHazard(LeastRecentlyUsed):
         """Return what is remembered of blocks that are published again."""
         run = _looked_up(summary, first, max_blocks) if summary is not None else None
         if run is None:
-            if self._memory:
+            if self._memory.num_blocks:
                 run = self._memory.take(key, first, max_blocks, block_size)
             if run is None:
                 if summary is not None:
                     summary.num_new_blocks += max_blocks
                 return 0, max_blocks
             self._advance(self._clock())
-            self._end(run.note, run.num_blocks)
+            self._end(run, requested=False)
         if summary is not None:
             gap_s = self._clock() - run.idle_since_s
             summary.gap_s = gap_s if run.uses < MANY_USES else None
@@ -242,10 +245,11 @@ class ReuseHazard(LeastRecentlyUsed):
         self._fit()
         shadow = self.shadow
         shadow.trim(self.num_blocks - num_needed)
-        free, worst = self._first_victim(self._old), None
+        old, recent = self._heaps
+        free, worst = self._first_victim(old), None
         budget = shadow.budget()
         if budget > 0 or free is None:
-            worst = self._first_victim(self._recent)
+            worst = self._first_victim(recent)
         if worst is not None and (free is None or worst[0] < free[0]):
             max_blocks = max(0, budget) + shadow.num_free(worst[1].policy_state.batch)
             if max_blocks > 0:
@@ -259,16 +263,15 @@ class ReuseHazard(LeastRecentlyUsed):
         """Assert that every evictable leaf is offered, and recount lives."""
         self._memory.check()
         self.shadow.check()
-        self._old.check()
-        self._recent.check()
-        assert not any(cohort.batch.is_recent for cohort in self._old), "LRU holds it"
-        assert all(cohort.batch.is_recent for cohort in self._recent), "LRU does not hold it"
+        for is_recent, heap in enumerate(self._heaps):
+            heap.check()
+            assert all(cohort.batch.is_recent == is_recent for cohort in heap), "LRU's or not"
         offered = 0
         for entry in self:
             cohort: Cohort = entry.policy_state
             offered += entry in cohort.leaves
             assert not entry.is_leaf or entry in cohort.leaves, "a leaf is not offered"
-        listed = sum(len(cohort.leaves) for cells in (self._old, self._recent) for cohort in cells)
+        listed = sum(len(cohort.leaves) for heap in self._heaps for cohort in heap)
         assert offered == listed, "a leaf belongs to no cohort"
         open_lives = Counter[Cohort]()
         lives = [(entry.policy_state, entry.num_blocks) for entry in self]
@@ -296,20 +299,18 @@ class ReuseHazard(LeastRecentlyUsed):
         if self._is_fit_due:
             self._is_fit_due = False
             self._table.fit()
-            self._old.reorder()
-            self._recent.reorder()
+            for heap in self._heaps:
+                heap.reorder()
 
-    def _end(self, cohort: Cohort, num_blocks: int) -> None:
-        """Note that evicted blocks were asked for."""
-        cohort.num_open -= num_blocks
-        cohort.num_reused += num_blocks
-        self.shadow.close(cohort.batch, num_blocks, cached=False)
+    def _end(self, run: EvictedRun[Cohort], *, requested: bool) -> None:
+        """End lives of evicted blocks: they are published again, or requested."""
+        run.note.num_reused += run.num_blocks
+        self._dropped(run, requested=requested)
 
-    def _dropped(self, run: EvictedRun[Cohort]) -> None:
+    def _dropped(self, run: EvictedRun[Cohort], *, requested: bool = False) -> None:
         """End lives that are no longer remembered; they count for as long as they were."""
-        cohort = run.note
-        cohort.num_open -= run.num_blocks
-        self.shadow.close(cohort.batch, run.num_blocks, cached=False)
+        run.note.num_open -= run.num_blocks
+        self.shadow.close(run.note.batch, run.num_blocks, cached=False, requested=requested)
 
     def _advance(self, now_s: float) -> None:
         """Age cohorts, and move them into other cells."""
@@ -318,24 +319,22 @@ class ReuseHazard(LeastRecentlyUsed):
             return
         lives.advance(now_s)
         for cohort, left in lives.moved:
-            cells = self._cells_of(cohort)
-            cells.discard(cohort, left)
-            cells.add(cohort)
+            heap = self._heaps[cohort.batch.is_recent]
+            heap.discard(cohort, left)
+            heap.add(cohort)
         lives.moved.clear()
 
     def _aged(self, batch: ReleaseBatch) -> None:
         """Move leaves to those that LRU does not hold."""
         for cohort in batch.cohorts.values():
             if cohort.leaves:
-                self._recent.discard(cohort, cohort.cell)
-                self._old.add(cohort)
+                old, recent = self._heaps
+                recent.discard(cohort, cohort.cell)
+                old.add(cohort)
 
-    def _cells_of(self, cohort: Cohort) -> VictimHeap:
-        return self._recent if cohort.batch.is_recent else self._old
-
-    def _first_victim(self, cells: VictimHeap) -> tuple[float, CacheEntry] | None:
+    def _first_victim(self, heap: VictimHeap) -> tuple[float, CacheEntry] | None:
         """Return the least index, and the leaf that has it."""
-        while (first := cells.first()) is not None:
+        while (first := heap.first()) is not None:
             index, cohort = first
             entry = next(reversed(cohort.leaves))
             if entry.is_leaf:
@@ -346,7 +345,7 @@ class ReuseHazard(LeastRecentlyUsed):
     def _offer(self, entry: CacheEntry) -> None:
         cohort: Cohort = entry.policy_state
         if not cohort.leaves:
-            self._cells_of(cohort).add(cohort)
+            self._heaps[cohort.batch.is_recent].add(cohort)
             if cohort.leaves is NO_LEAVES:
                 cohort.leaves = OrderedDict()
         cohort.leaves[entry] = None
@@ -356,7 +355,7 @@ class ReuseHazard(LeastRecentlyUsed):
         if entry in cohort.leaves:
             del cohort.leaves[entry]
             if not cohort.leaves:
-                self._cells_of(cohort).discard(cohort, cohort.cell)
+                self._heaps[cohort.batch.is_recent].discard(cohort, cohort.cell)
 
 
 def _looked_up(summary: RequestSummary, first: int, max_blocks: int) -> EvictedRun[Cohort] | None:
