@@ -13,7 +13,7 @@ Source: the free block queue of vLLM's automatic prefix caching design.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -160,21 +160,21 @@ class BlockShares:
     their entries a policy each.
     """
 
-    are_limited = False  # whether a tenant may be refused blocks although some are free
+    are_limited = False
+    """Whether a tenant may be refused blocks although some are free; if not, none is charged."""
+    policies: Sequence[EvictionPolicy]
+    add: Callable[[Sequence[CacheEntry], RequestSummary | None], None]
+    remove: Callable[[Sequence[CacheEntry]], None]
+    """Those of the policies that keep the entries, which are of one sequence."""
 
-    def __init__(self, *policies: EvictionPolicy) -> None:
-        """Keep evictable entries in these policies; the default has one for all."""
-        self.policies = policies
+    def __init__(self, policy: EvictionPolicy) -> None:
+        """Keep all evictable entries in one policy."""
+        self.policies = (policy,)
+        self.add, self.remove = policy.add, policy.remove
 
     def policy_of(self, tenant: bytes) -> EvictionPolicy:
         """Return the policy that keeps a tenant's entries."""
         return self.policies[0]
-
-    def by_policy(
-        self, entries: Sequence[CacheEntry]
-    ) -> Iterable[tuple[EvictionPolicy, Sequence[CacheEntry]]]:
-        """Group entries of one sequence by the policy that keeps them."""
-        return ((self.policies[0], entries),)
 
     def charge(self, tenant: bytes, num_blocks: int) -> None:
         """Note that blocks were allocated to a tenant, or freed if that is negative."""

@@ -15,7 +15,6 @@ For layers that keep something else than full attention ``hybrid.manager`` exten
 import time
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from operator import index
 from threading import RLock, get_ident
 from typing import Any
@@ -148,12 +147,18 @@ class CacheManager:
         with self._lock:
             if self.tables.owner != get_ident():
                 self.tables.check_thread()
-            self._check_match(key, match)
+            if (
+                match.key is not key
+                or match.index is not self.index
+                or match.version != self.version
+                or key.identity.epoch != self.epoch
+            ):
+                raise self._stale_match(key)
             num_tokens, hit = len(key.tokens), match.num_tokens
             end = num_tokens if most_new is None else min(num_tokens, hit + most_new)
             room = self._room_to_admit(key, match, end)
             if room <= hit and match.tail is not None:
-                match = replace(match, tail=None)
+                match = match.without_tail()
                 hit = match.num_tokens
                 room = self._room_to_admit(key, match, end)
             if room <= hit:
@@ -170,20 +175,18 @@ class CacheManager:
             if on_admit := self.observers.on_admit:
                 self.observers.call(on_admit, table, context)
             self._allocate_slots(table, num_tokens, room)
+            next_full = hit - hit % self.block_size + self.block_size
+            table.next_full = min(next_full, table.num_slots)
             return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
-    def _check_match(self, key: PrefixKey, match: PrefixMatch) -> None:
-        """Raise StaleMatch if a match is not of this key, or not of this cache as it is now."""
-        is_of_key = match.key is key and match.index is self.index
-        if not is_of_key or match.version != self.version:
-            raise StaleMatch(
-                "the match is of another key or another cache, or the cache has changed since: "
-                "match the key again right before admitting it"
-            )
-        if key.identity.epoch != self.epoch:
-            raise StaleMatch(
-                f"the key is of epoch {key.identity.epoch}, the weights of {self.epoch}: rekey it"
-            )
+    def _stale_match(self, key: PrefixKey) -> StaleMatch:
+        """Return why a match is not of this key, or not of this cache as it is now."""
+        return StaleMatch(
+            f"the key is of epoch {key.identity.epoch}, the weights of {self.epoch}: rekey it"
+            if key.identity.epoch != self.epoch
+            else "the match is of another key or another cache, or the cache has changed since: "
+            "match the key again right before admitting it"
+        )
 
     def _check_wait(self, key: PrefixKey, match: PrefixMatch) -> None:
         """Raise PromptTooLong if no running sequence will free what a prompt lacks."""
@@ -364,7 +367,7 @@ class CacheManager:
             self.tables.check_thread()
             self.tables.check_between_steps()
             num_tokens -= num_tokens % self.block_size
-            table = self._hold(key, replace(self.match(key, num_tokens), tail=None))
+            table = self._hold(key, self.match(key, num_tokens).without_tail())
             table.writes = False
             table.num_computed = table.num_planned = table.num_shared_tokens
             self.tables.add(table, is_pinned=True)
@@ -466,8 +469,8 @@ class CacheManager:
         """Hold a match, and the source of what will be copied; the table is not live yet."""
         table = BlockTable(key, match.blocks[:], key.identity.owner)
         table.groups, table.num_published = (table.blocks,), len(table.blocks)
-        table.num_shared_tokens = table.num_published * self.block_size
-        table.num_copied_tokens = 0 if match.tail is None else match.tail.num_tokens
+        table.num_shared_tokens = match.num_shared_tokens
+        table.num_copied_tokens = match.num_copied_tokens
         table.hit_entry = match.entries[-1] if match.entries else None
         table.path, table.copy_source = self.index.acquire(key, match)
         return table

@@ -68,7 +68,7 @@ class BlockPool:
 
     def allocate(self, table: BlockTable, num_blocks: int, contents: Contents) -> "array[int]":
         """Allocate private blocks for a table; the caller knows that its tenant may have them."""
-        allocated = array("i")
+        allocated, charge = array("i"), self.shares.charge if self.shares.are_limited else None
         while missing := num_blocks - len(allocated):
             victim, cause = self._next_victim(table.tenant, missing)
             if victim is None:
@@ -78,16 +78,19 @@ class BlockPool:
             else:
                 entry, max_blocks = victim
                 blocks = self._evict(entry, min(missing, max_blocks), cause, table, contents)
-                self.shares.charge(entry.identity.owner, -len(blocks))
+                if charge is not None:
+                    charge(entry.identity.owner, -len(blocks))
             self.num_allocated += len(blocks)
-            self.shares.charge(table.tenant, len(blocks))
+            if charge is not None:
+                charge(table.tenant, len(blocks))
             allocated.extend(blocks)
         return allocated
 
     def free(self, blocks: "array[int]", tenant: bytes) -> None:
         """Free private blocks of a tenant, in token order; they are allocated tail first."""
         self._unused.extend(blocks)
-        self.shares.charge(tenant, -len(blocks))
+        if self.shares.are_limited:
+            self.shares.charge(tenant, -len(blocks))
 
     def evict(self, entry: CacheEntry, cause: EvictionCause, contents: Contents) -> int:
         """Evict all of an evictable leaf for no new content; return how many blocks became free."""
@@ -158,13 +161,14 @@ class BlockPool:
 
     def acquire(self, entries: Sequence[CacheEntry]) -> None:
         """Count one more holder of entries of one sequence."""
-        idle = [entry for entry in entries if not entry.ref_count]
+        idle = []
         for entry in entries:
+            if not entry.ref_count:
+                idle.append(entry)
             entry.ref_count += 1
         if not idle:
             return
-        for policy, some in self.shares.by_policy(idle):
-            policy.remove(some)
+        self.shares.remove(idle)
         for entry in idle:
             entry.uses += 1
         if (on_reuse := self._observers.on_reuse) and not self._group:
@@ -189,8 +193,7 @@ class BlockPool:
             self._tick = tick
             if self.stale_before:
                 self._stale += [e for e in idle if e.identity.epoch < self.stale_before]
-            for policy, some in self.shares.by_policy(idle):
-                policy.add(some, summary)
+            self.shares.add(idle, summary)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Note that an entry was split; block counts stay."""

@@ -10,8 +10,8 @@ would take three times as long; they are never changed.
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import RequestSummary
@@ -35,7 +35,8 @@ class TailMatch:
 class PrefixMatch:
     """The longest cached prefix of a prompt; valid until the cache changes."""
 
-    block_size: int
+    num_shared_tokens: int  # in whole blocks
+    num_tokens: int  # that need not be computed: with those to copy out of the tail's block
     blocks: "array[int]"  # whole blocks that hit, in token order, shape (num_blocks,)
     tail: TailMatch | None  # what can be copied out of the next block
     entries: Sequence[Any]  # the index's entries of the whole blocks, root first
@@ -43,15 +44,15 @@ class PrefixMatch:
     key: PrefixKey  # the sequence that was looked up
     index: Any  # where
     version: int  # of the cache, at the look-up
-    num_shared_tokens: int = field(init=False)  # in whole blocks
-    num_copied_tokens: int = field(init=False)  # to copy out of the tail's block
-    num_tokens: int = field(init=False)  # that need not be computed
 
-    def __post_init__(self) -> None:
-        """Count its tokens."""
-        self.num_shared_tokens = len(self.blocks) * self.block_size
-        self.num_copied_tokens = 0 if self.tail is None else self.tail.num_tokens
-        self.num_tokens = self.num_shared_tokens + self.num_copied_tokens
+    @property
+    def num_copied_tokens(self) -> int:
+        """Tokens to copy out of the tail's block."""
+        return 0 if self.tail is None else self.tail.num_tokens
+
+    def without_tail(self) -> Self:
+        """Return its whole blocks alone."""
+        return replace(self, tail=None, num_tokens=self.num_shared_tokens)
 
     @property
     def num_idle_blocks(self) -> int:

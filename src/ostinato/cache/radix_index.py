@@ -59,7 +59,7 @@ class RadixIndex:
         size, blocks = self.block_size, array("i")
         node, limit, unmatched = self._roots.get(key.identity.root), num_tokens // size, 0
         if node is None:
-            return PrefixMatch(size, blocks, None, entries, 0, key, self, self.version)
+            return PrefixMatch(0, 0, blocks, None, entries, 0, key, self, self.version)
         view = memoryview(key.tokens)  # a slice of it copies nothing
         while not unmatched and node.end < limit and (child := node.children.newest) is not None:
             # Most nodes have one child, which agrees as a whole: found without its name.
@@ -72,10 +72,14 @@ class RadixIndex:
             node = child
             entries.append(node)
             blocks.extend(node.blocks[:-unmatched] if unmatched else node.blocks)
+        num_shared = num_hit = len(blocks) * size
         tail = None
-        if unmatched or node.children.newest is not None:
+        if num_tokens > num_shared and (unmatched or node.children.newest is not None):
             tail = self._tail(key, num_tokens, node, node.num_blocks - unmatched)
-        return PrefixMatch(size, blocks, tail, entries, unmatched, key, self, self.version)
+            num_hit += 0 if tail is None else tail.num_tokens
+        return PrefixMatch(
+            num_shared, num_hit, blocks, tail, entries, unmatched, key, self, self.version
+        )
 
     def _tail(
         self, key: PrefixKey, num_tokens: int, node: RadixNode, used: int
@@ -99,9 +103,9 @@ class RadixIndex:
 
         Of a tail's node, what follows the source block is split off.
         """
-        root = key.identity.root
-        path = match.entries[-1] if match.entries else self._roots.get(root)
+        path = match.entries[-1] if match.entries else self._roots.get(key.identity.root)
         if path is None:
+            root = key.identity.root
             path = self._roots[root] = RadixNode(None, root)
         if match.num_unmatched:
             path = self._split(path, path.num_blocks - match.num_unmatched)
@@ -169,8 +173,8 @@ class RadixIndex:
         root = nodes.pop()
         self._pool.release(nodes, summary)
         root.ref_count -= 1
-        if not root.ref_count:
-            self._became_leaf(root)
+        if not root.ref_count and root.children.newest is None:
+            del self._roots[root.identity]
 
     def evict(self, entry: CacheEntry, max_blocks: int) -> Removal:
         """Remove the last blocks of an idle leaf."""

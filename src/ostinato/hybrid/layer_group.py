@@ -45,8 +45,8 @@ class HybridMatch(PrefixMatch):
 def to_load(match: PrefixMatch, num_tokens: int) -> PrefixMatch:
     """Return a match whose sequence is loaded, not computed, up to ``num_tokens`` tokens."""
     if isinstance(match, HybridMatch):
-        return replace(match, tail=None, group_tails=(), load_end=num_tokens)
-    return replace(match, tail=None)
+        match = replace(match, group_tails=(), load_end=num_tokens)
+    return match.without_tail()
 
 
 @dataclass(slots=True)

@@ -77,9 +77,7 @@ class HybridCacheManager(CacheManager):
             tails = [group.find_tail(key, end, name) for group in self.layer_groups]
         if end < num_seen or (match.tail is not None and None in tails):
             match, tails = super().match(key, end * self.block_size), []
-        values: dict[str, Any] = {
-            f.name: getattr(match, f.name) for f in fields(PrefixMatch) if f.init
-        }
+        values = {field.name: getattr(match, field.name) for field in fields(PrefixMatch)}
         values["version"] = self.version
         if self._cuts is not None:
             values["num_seen_tokens"] = num_seen * self.block_size

@@ -63,7 +63,7 @@ class HashIndex:
         size, blocks = self.block_size, array("i")
         content, copies = self._roots.get(key.identity.root), list[HashCopy]()
         if content is None:
-            return PrefixMatch(size, blocks, None, copies, 0, key, self, self.version)
+            return PrefixMatch(0, 0, blocks, None, copies, 0, key, self, self.version)
         for index in range(num_tokens // size):
             child = self._find(content, key, index)
             if child is None:
@@ -71,8 +71,10 @@ class HashIndex:
             content = child
             copies.append(child.copies[0])
             blocks.append(child.copies[0].block)
-        tail = self._tail(content, key, len(blocks) * size, num_tokens)
-        return PrefixMatch(size, blocks, tail, copies, 0, key, self, self.version)
+        num_shared = len(blocks) * size
+        tail = self._tail(content, key, num_shared, num_tokens)
+        num_hit = num_shared if tail is None else num_shared + tail.num_tokens
+        return PrefixMatch(num_shared, num_hit, blocks, tail, copies, 0, key, self, self.version)
 
     def _tail(
         self, content: CachedContent, key: PrefixKey, start: int, num_tokens: int

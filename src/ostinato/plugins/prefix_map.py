@@ -133,12 +133,14 @@ class MapIndex:
         if known is not None:
             tokens = key.tokens[:num_tokens].tolist()
             nothing = list[int]()
-            blocks = self.faults.call("match", lambda: list(known.match(tokens)), nothing)
-            self._follow(scope, key, blocks[: num_tokens // size], entries)
+            places = self.faults.call("match", lambda: list(known.match(tokens)), nothing)
+            self._follow(scope, key, places[: num_tokens // size], entries)
             if hasattr(known, "tail"):
                 tail = self._tail(known, key, tokens, entries)
-        shared = array("i", [entry.blocks[0] for entry in entries])
-        return PrefixMatch(size, shared, tail, entries, 0, key, self, self.version)
+        blocks = array("i", [entry.blocks[0] for entry in entries])
+        num_shared = len(blocks) * size
+        num_hit = num_shared if tail is None else num_shared + tail.num_tokens
+        return PrefixMatch(num_shared, num_hit, blocks, tail, entries, 0, key, self, self.version)
 
     def _follow(
         self, scope: _Scope, key: PrefixKey, blocks: list[int], entries: list[MapEntry]

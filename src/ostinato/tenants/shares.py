@@ -14,16 +14,19 @@ counted and ranked again after it was used, so no operation visits all accounts.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import BlockShares, EvictionPolicy, Victim
+from ostinato.cache.eviction import BlockShares, EvictionPolicy, RequestSummary, Victim
 from ostinato.settings import TenantShare
 
 _FEW = 64
 """Stale entries that the heap may have, besides one per account."""
+
+_OWNER_OF = attrgetter("identity.owner")
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +65,7 @@ class TenantShares(BlockShares):
             tenant: Account(share, make_policy()) for tenant, share in tenant_shares.items()
         }
         self._all = [self._common, *self._own.values()]
-        super().__init__(*(account.policy for account in self._all))
+        self.policies = [account.policy for account in self._all]
         self._used, self._unranked = set[Account](), set[Account]()  # since counted; since ranked
         self._num_takeable = 0  # of all accounts as counted
         self._heap: list[tuple[bool, int, int, Account]] = []  # within quota, tick, place
@@ -82,12 +85,15 @@ class TenantShares(BlockShares):
         """Return the policy of a tenant's account."""
         return self.of(tenant).policy
 
-    def by_policy(
-        self, entries: Sequence[CacheEntry]
-    ) -> Iterable[tuple[EvictionPolicy, Sequence[CacheEntry]]]:
-        """Group entries of one sequence: those of a public prefix are of another account."""
-        groups = groupby(entries, lambda entry: self.policy_of(entry.identity.owner))
-        return [(policy, list(some)) for policy, some in groups]
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
+        """Add entries of one sequence; those of a public prefix are of another account."""
+        for owner, some in groupby(entries, _OWNER_OF):
+            self.policy_of(owner).add(list(some), summary)
+
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
+        """Remove entries of one sequence, likewise."""
+        for owner, some in groupby(entries, _OWNER_OF):
+            self.policy_of(owner).remove(list(some))
 
     def charge(self, tenant: bytes, num_blocks: int) -> None:
         """Note that blocks were allocated to a tenant, or freed if that is negative."""
