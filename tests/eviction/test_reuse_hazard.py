@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ostinato.cache.eviction import RequestSummary
-from ostinato.cache.radix_node import RadixNode
+from ostinato.cache.radix_index import RadixNode
 from ostinato.core.identity import Identity
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable, gittins
 from ostinato.eviction.lifetimes import LifetimeStats

@@ -10,7 +10,7 @@ Files in reading order:
 * ``observer``: the port of observers of what the cache does
 * ``pool``: a fixed number of blocks: which are allocated next, and what is evicted for them
 * ``child_index``: the children of one prefix
-* ``radix_node``, ``radix_index``: prefixes found by walking a tree
+* ``radix_index``: prefixes found by walking a tree
 * ``manager``: admission, growth, publication and release of block tables
 
 Four ports (``EvictionPolicy``, ``BlockShares``, ``PrefixIndex``, ``CacheObserver``) are all that

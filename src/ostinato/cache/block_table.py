@@ -163,7 +163,8 @@ class LiveTables:
         self, table: BlockTable, num_tokens: int, verb: str, minimum: int, maximum: int = maxsize
     ) -> None:
         """Raise TableOverrun outside a range, or what ``check_live`` raises."""
-        self.check_live(table)
+        if table.live_in is not self or self.owner != get_ident():
+            self.check_live(table)
         maximum = min(maximum, table.num_slots, len(table.key.tokens))
         if not minimum <= index(num_tokens) <= maximum:
             raise TableOverrun(

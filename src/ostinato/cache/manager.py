@@ -309,7 +309,6 @@ class CacheManager:
         self.tables.check_release(table, num_tokens)
         with self._lock:
             table.summary.num_output_tokens = num_output_tokens
-            self._release_tail(table)
             self._release_all(table, num_tokens, self._publish_partial(table, num_tokens))
             self.settle()
 
@@ -332,10 +331,8 @@ class CacheManager:
             self.tables.add(child)
             self._num_stale_tables += table.key.identity.epoch < self.epoch
             child.num_planned = num_tokens
-            for each in (table, child):
-                self.tables.step[each] = (
-                    True  # the parent keeps its place: others may have found it
-                )
+            for each in (table, child):  # the parent keeps its place: others may have found it
+                self.tables.step[each] = True
             if on_fork := self.observers.on_fork:
                 self.observers.call(on_fork, table, child)
             self._allocate_slots(child, num_tokens, num_tokens)
@@ -353,8 +350,8 @@ class CacheManager:
 
     def settle(self) -> None:
         """Tell observers that a step or an operation between steps is complete."""
-        is_publishing = self.tables.step and self.tables.is_publishing
-        if (on_settle := self.observers.on_settle) and not is_publishing:
+        on_settle, tables = self.observers.on_settle, self.tables
+        if on_settle and not (tables.step and tables.is_publishing):
             self.observers.call(on_settle)
 
     def pin(self, key: PrefixKey, num_tokens: int) -> BlockTable:
@@ -450,7 +447,7 @@ class CacheManager:
 
     def _room_to_admit(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
         """Return how many tokens could have slots if a match were held; 0 if not all blocks fit."""
-        missing = self.blocks_for(len(key.tokens)) - len(match.blocks)
+        missing = -(-len(key.tokens) // self.block_size) - len(match.blocks)
         if missing > self.pool.num_unused or self.pool.shares.are_limited:
             free = self.pool.num_free_for(key.identity.owner) - match.num_idle_blocks
             return num_tokens if missing <= free else 0
@@ -494,8 +491,9 @@ class CacheManager:
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
         """Plan the copy of a tail into the block after the whole blocks that hit."""
-        tail, target = match.tail, table.blocks[len(match.blocks)]
-        return () if tail is None else self._copy(tail.block, target, tail.num_tokens)
+        assert match.tail is not None
+        target = table.blocks[len(match.blocks)]
+        return self._copy(match.tail.block, target, match.tail.num_tokens)
 
     def _copies_of_fork(
         self, table: BlockTable, child: BlockTable, firsts: list[int]

@@ -91,16 +91,6 @@ class SamplingParams:
     beams: Beams | None = None
 
     @property
-    def num_sequences(self) -> int:
-        """Sequences that a request runs at once."""
-        return self.n if self.beams is None else self.beams.width
-
-    @property
-    def needs_whole_prompt(self) -> bool:
-        """Whether the hidden states of all tokens are read, which no block has."""
-        return self.pooling == "mean"
-
-    @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0

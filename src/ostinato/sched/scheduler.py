@@ -79,7 +79,9 @@ class Scheduler:
         Raises:
             RequestError: It has no tokens, never fits the context or the pool, or its id is in use.
         """
-        self.check_length(len(request.prompt_token_ids))
+        num_tokens = len(request.prompt_token_ids)
+        if not 0 < num_tokens < self.longest_tokens:
+            self.check_length(num_tokens)
         width, seats = request.search.width if request.search else 1, self.config.max_num_seqs
         if width > seats:
             raise RequestError(
@@ -116,7 +118,8 @@ class Scheduler:
         self._next_id += len(seeds) if request.search is None else request.search.width
         constraint = None if request.constraint is None else request.constraint.copy()
         sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], constraint=constraint)
-        sequence.num_known_tokens = self.cache.match(key, sequence.max_hit).num_shared_tokens
+        sequence.match = self.cache.match(key, sequence.max_hit)
+        sequence.num_known_tokens = sequence.match.num_shared_tokens
         self.requests.enter(sequence)
 
     def plan(self) -> StepPlan:
@@ -223,8 +226,7 @@ class Scheduler:
             return []
         if chunk.drafts is not None:
             self._note_drafts(sequence, len(chunk.drafts), outcome)
-        tokens = zip(chunk.members, outcome.samples, strict=chunk.drafts is None)
-        return [self._append(member, token) for member, token in tokens]
+        return list(map(self._append, chunk.members, outcome.samples))
 
     def _continue_search(self, sequences: list[Sequence]) -> list[SequenceUpdate]:
         """Let a search choose what goes on, once all of its sequences have their samples.
@@ -303,9 +305,10 @@ class Scheduler:
         is_end = not params.ignore_eos and token in request.eos_token_ids
         if is_end or (sequence.constraint is not None and sequence.constraint.is_complete):
             return FinishReason.STOP
-        max_tokens = self.longest_tokens - sequence.num_prompt_tokens
-        max_tokens = max_tokens if params.max_tokens is None else min(max_tokens, params.max_tokens)
-        return FinishReason.LENGTH if sequence.num_output_tokens >= max_tokens else None
+        end = self.longest_tokens
+        if params.max_tokens is not None:
+            end = min(end, sequence.num_prompt_tokens + params.max_tokens)
+        return FinishReason.LENGTH if len(sequence.key.tokens) >= end else None
 
     def _end_step(self) -> list[ScheduledChunk]:
         """Close the step; return its chunks, in the order of the plan."""

@@ -10,9 +10,11 @@ starts as one sequence and is forked when its prompt has been computed::
 
 from array import array
 from dataclasses import dataclass, field
+from operator import attrgetter
 from sys import maxsize
 
 from ostinato.cache.block_table import BlockTable
+from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import (
@@ -25,6 +27,7 @@ from ostinato.core.plan import (
 from ostinato.core.request import FinishReason, Request
 
 _NO_TOKENS = array("I")
+_SEED_OF = attrgetter("seed")
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +44,7 @@ class Sequence:
     num_computed: int = 0  # leading tokens whose KV is in the store
     constraint: TokenConstraint | None = None  # which ids may be sampled next; None allows all
     table: BlockTable | None = None  # its blocks while it runs; None while it waits
+    match: PrefixMatch | None = None  # what it found when it came, until it is tried
     num_known_tokens: int = 0  # prompt tokens that would have hit in whole blocks when it came
     num_shared_tokens: int = 0  # prompt tokens that hit in whole blocks at first admission
     num_copied_tokens: int = 0  # prompt tokens that were copied at first admission
@@ -115,7 +119,7 @@ class Sequence:
         A mean needs all hidden states, which no block has. None is all of them.
         """
         params = self.request.params
-        if not self.request.cache_read or params.needs_whole_prompt:
+        if not self.request.cache_read or params.pooling == "mean":
             return 0
         is_scored = params.prompt_logprobs is not None and self.wants_prompt_logprobs
         return self.next_scored - 1 if is_scored else None
@@ -125,7 +129,7 @@ class Sequence:
         """The setting that keeps it from using hits; empty if it reads the cache."""
         if not self.request.cache_read:
             return "cache_read=False"
-        if self.request.params.needs_whole_prompt:
+        if self.request.params.pooling == "mean":
             return "pooling='mean'"
         if self.max_hit == 0:  # every logit is needed
             return f"prompt_logprobs={self.request.params.prompt_logprobs}"
@@ -201,14 +205,15 @@ class ScheduledChunk:
         """Return what the runner reads of it."""
         sequence, start = self.sequence, self.sequence.num_computed
         params, targets, skipped = sequence.request.params, _NO_TOKENS, 0
-        if sequence.wants_prompt_logprobs:
+        if params.prompt_logprobs is not None and sequence.wants_prompt_logprobs:
             skipped = max(0, sequence.next_scored - 1 - start)
             targets = sequence.request.prompt_token_ids[start + skipped + 1 : self.end + 1]
         assert sequence.table is not None
         tokens, task = sequence.key.tokens[start : self.end], None
         if self.samples:
-            seeds = tuple([member.seed for member in self.members])
-            task = sequence.sample_task(seeds, sequence.output, sequence.constraint)
+            output = sequence.key.tokens[sequence.num_prompt_tokens :]
+            seeds = tuple(map(_SEED_OF, self.members))
+            task = sequence.sample_task(seeds, output, sequence.constraint)
         return ScheduledSequence(
             sequence.sequence_id,
             tokens if self.drafts is None else tokens + self.drafts,
@@ -218,7 +223,7 @@ class ScheduledChunk:
             targets, params.prompt_logprobs or 0,
             sequence.key.identity, sequence.table.state_slot, sequence.key.images, skipped,
             () if self.drafts is None else sequence.drafted_tasks(self.drafts),
-            sequence.hidden_sum if start or not params.needs_whole_prompt else array("d"),
+            sequence.hidden_sum if start or params.pooling != "mean" else array("d"),
         )  # fmt: skip
 
 

@@ -8,9 +8,9 @@ unless a running prefill computes their prefix.
 """
 
 from array import array
+from operator import attrgetter
 
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.manager import CacheManager
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.ids import SequenceId
@@ -20,10 +20,27 @@ from ostinato.sched.sequence import ScheduledChunk, Sequence
 from ostinato.sched.waiting_queue import RequestTable, StepRoom
 
 
+_END_OF, _NUM_COMPUTED = attrgetter("end"), attrgetter("num_computed")
+
+
+class PromptRoom:
+    """What is left of a step for prompts; by default they may take all of it."""
+
+    def max_chunk_tokens(self, start: int) -> int:
+        """Return how many tokens after ``start`` others still fit into the step; 0 if none."""
+        return 2**31
+
+    def take(self, start: int, num_tokens: int) -> None:
+        """Note that a prompt computes so many tokens after ``start`` others in this step.
+
+        A negative number gives them back.
+        """
+
+
 class StepCosts:
     """The port of step times: bounds what prompts compute in a step; by default nothing does."""
 
-    def begin(self, decoding: list[int], starts: list[int], is_alone: bool) -> None:
+    def begin(self, decoding: list[int], starts: list[int], is_alone: bool) -> PromptRoom:
         """Begin to divide a step among prompts.
 
         Args:
@@ -31,13 +48,7 @@ class StepCosts:
             starts: Tokens that are computed of each prompt that has begun.
             is_alone: Whether only one sequence lives.
         """
-
-    def max_chunk_tokens(self, start: int) -> int:
-        """Return how many tokens after ``start`` others still fit into the step; 0 if none."""
-        return 2**31
-
-    def take(self, start: int, num_tokens: int) -> None:
-        """Note that a prompt computes ``num_tokens`` tokens after ``start`` others in this step."""
+        return PromptRoom()
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Note how long a step took, from its plan to its commit."""
@@ -54,47 +65,14 @@ class Drafts:
         """Note for how many drafts a step had rows, and how many of them were right."""
 
 
-class SingleFlight:
-    """Prefills that continue after this step; other prompts wait for their prefixes (law 1).
-
-    Nothing about the wait is stored: each step derives it again from the running sequences. If a
-    leader is cancelled, fails or is preempted, its followers are admitted without it, so no
-    sequence waits for one that makes no progress. A prompt that is finished in this step needs no
-    wait: its blocks can be found once they are planned; its states, after the step.
-    """
-
-    def __init__(self, cache: CacheManager) -> None:
-        """Start a step with no prefill in flight."""
-        self._cache = cache
-        self._leaders: list[tuple[Sequence, BlockTable, int]] = []
-
-    def add(self, sequence: Sequence, num_planned: int) -> None:
-        """Note a running sequence that computes ``num_planned`` tokens in this step."""
-        table = sequence.table
-        if table is not None and table.writes and num_planned < len(sequence.key.tokens):
-            if self._cache.chunk_unit is not None:  # states are findable after the step
-                num_planned = sequence.num_computed
-            published = num_planned - num_planned % self._cache.block_size
-            self._leaders.append((sequence, table, published))
-
-    def leader(self, sequence: Sequence, match: PrefixMatch) -> Sequence | None:
-        """Find a prefill that will publish more of a prompt than is cached now; None if none does.
-
-        Cost: O(prefills in flight) comparisons of packed tokens.
-        """
-        for leader, table, published in self._leaders:
-            common = leader.key.num_common_tokens(sequence.key)
-            to_publish = leader.num_tokens - leader.num_tokens % self._cache.block_size
-            max_tokens = min(common, to_publish, sequence.num_tokens - 1)
-            to_hit = self._cache.deepest_hit(table, sequence.key, max_tokens)
-            # What the leader computed before may be evicted from a window: no use in waiting.
-            if to_hit > max(match.num_tokens, published):
-                return leader
-        return None
-
-
 class StepPlanner:
     """One step, while it is planned.
+
+    Prefills that will go on after it are *leaders*: others wait for them to compute a prefix (law
+    1, single flight). Nothing about the wait is stored: each step derives it again from the running
+    sequences. If a leader is cancelled, fails or is preempted, its followers are admitted without
+    it, so no sequence waits for one that makes no progress. A prompt that is finished in this step
+    needs no wait: its blocks can be found once they are planned; its states, after the step.
 
     Attributes:
         chunks: What the sequences get of it, publishers before those who share their blocks.
@@ -118,7 +96,8 @@ class StepPlanner:
         self._begun_s = begun_s
         self._budget = config.max_num_batched_tokens
         self._max_chunk = config.max_chunk_tokens or self._budget
-        self._in_flight = SingleFlight(self._cache)
+        self._leaders: list[tuple[Sequence, BlockTable, int]] = []  # tokens that are published
+        self._room = PromptRoom()
         self._min_chunk_tokens = self._cache.chunk_unit or 1
         self._copies: list[CopyRun] = []
         self._is_short = False  # a sequence found too few blocks, or no time
@@ -127,19 +106,22 @@ class StepPlanner:
 
     def plan(self) -> StepPlan:
         """Decide; blocks are allocated and published on the way."""
-        self._plan_running()
-        if self._requests.running:
+        self._requests.forked.clear()
+        if self._requests.running or self._requests.branches:
+            self._plan_running()
             self._publish_running()
+        else:
+            self._begin_prompts([])
         self._admit_waiting()
         if not self.chunks:
             self._make_room()
-        sequences = tuple([chunk.schedule() for chunk in self.chunks])
+        sequences = tuple(map(ScheduledChunk.schedule, self.chunks))
         return StepPlan(sequences, tuple(self._copies), *self._cache.state_copies)
 
     def _max_chunk_tokens(self, sequence: Sequence, start: int) -> int:
         """Return how many tokens a prompt may compute; the step's first gets some in any case."""
         room = min(self._budget, self._max_chunk)
-        limit = self._costs.max_chunk_tokens(start)
+        limit = self._room.max_chunk_tokens(start)
         limit = min(limit, self._limits.get(sequence.sequence_id, limit))
         return min(room, limit if self._has_prompt else max(limit, self._min_chunk_tokens))
 
@@ -151,12 +133,11 @@ class StepPlanner:
         if self._is_decoding:
             return chunk
         self._has_prompt = True
-        self._costs.take(sequence.num_computed, chunk.num_tokens)
+        self._room.take(sequence.num_computed, chunk.num_tokens)
         return chunk
 
     def _plan_running(self) -> None:
         """Give decodes a token each, and running prefills the rest."""
-        self._requests.forked.clear()
         running = sorted(self._requests.running, key=lambda s: s.rank)
         for sequence in running:
             if sequence.num_uncomputed == 1 and sequence.table is not None:
@@ -237,10 +218,10 @@ class StepPlanner:
         """Let step costs and waiting order divide what decodes leave of the step."""
         requests = self._requests
         num_running, waiting = len(requests.running), requests.waiting
-        decoding = [chunk.end for chunk in self.chunks]
+        decoding = list(map(_END_OF, self.chunks))
         self._is_decoding = False
-        starts = [sequence.num_computed for sequence in prefilling]
-        self._costs.begin(decoding, starts, num_running + len(waiting) == 1)
+        starts = list(map(_NUM_COMPUTED, prefilling))
+        self._room = self._costs.begin(decoding, starts, num_running + len(waiting) == 1)
         room = StepRoom(self._budget, self._config.max_num_seqs - num_running)
         self._limits = requests.order.divide(prefilling, waiting, room)
 
@@ -265,7 +246,7 @@ class StepPlanner:
             victim = max(victims, key=lambda s: s.rank)
             for chunk in [chunk for chunk in self.chunks if chunk.sequence is victim]:
                 self._budget += chunk.num_tokens
-                self._costs.take(victim.num_computed, -chunk.num_tokens)
+                self._room.take(victim.num_computed, -chunk.num_tokens)
                 self.chunks.remove(chunk)
             self._requests.preempt(victim)
 
@@ -285,7 +266,9 @@ class StepPlanner:
         """Publish the blocks that this step computes; record which prefills continue."""
         planned = {chunk.sequence.sequence_id: chunk.end for chunk in self.chunks}
         for sequence in self._requests.running:
-            self._in_flight.add(sequence, planned.get(sequence.sequence_id, sequence.num_computed))
+            num_planned = planned.get(sequence.sequence_id, sequence.num_computed)
+            if num_planned < len(sequence.key.tokens):
+                self._add_leader(sequence, num_planned)
         for chunk in self.chunks:
             if not chunk.is_published:
                 self._publish(chunk)
@@ -302,7 +285,9 @@ class StepPlanner:
     def _admit_waiting(self) -> None:
         """Admit in order while there is a seat, budget and room."""
         candidates = self._requests.order.candidates(self._requests.waiting)
-        while self._has_seat():  # checked first: ranking may scan the whole queue
+        while (
+            self._requests.waiting and self._has_seat()
+        ):  # checked first: ranking may scan the whole queue
             sequence = next(candidates, None)
             if sequence is None or not self._try_admit(sequence):
                 break
@@ -316,10 +301,13 @@ class StepPlanner:
         """Admit a waiting sequence, unless it waits for a prefill; False if it does not fit."""
         cache, request = self._cache, sequence.request
         if sequence.key.identity.epoch != cache.epoch:
-            sequence.key = cache.rekey(sequence.key)
+            sequence.key, sequence.match = cache.rekey(sequence.key), None
         reading_is_off = sequence.reading_is_off if (max_hit := sequence.max_hit) == 0 else ""
-        match = cache.match(sequence.key, max_hit)
-        leader = None if reading_is_off else self._in_flight.leader(sequence, match)
+        match, sequence.match = sequence.match, None
+        if match is None or match.version != cache.version:
+            match = cache.match(sequence.key, max_hit)
+        may_wait = self._leaders and not reading_is_off
+        leader = self._leader(sequence, match) if may_wait else None
         if leader is not None:
             is_same_tenant = leader.key.identity.tenant == sequence.key.identity.tenant
             sequence.waits_for = leader.request.request_id if is_same_tenant else ""
@@ -350,8 +338,33 @@ class StepPlanner:
             sequence.num_copied_tokens = table.num_copied_tokens
             self._requests.stats.waited_prompt_tokens += sequence.num_waited_tokens
         chunk = self._add_chunk(sequence, min(self._end_of_chunk(sequence), table.num_slots))
-        self._in_flight.add(sequence, chunk.end)
+        if not chunk.samples:
+            self._add_leader(sequence, chunk.end)
         self._publish(chunk)
+
+    def _add_leader(self, sequence: Sequence, num_planned: int) -> None:
+        """Note a prompt of which so many tokens, and not all, are computed after this step."""
+        table = sequence.table
+        if table is not None and table.writes:
+            if self._cache.chunk_unit is not None:  # states are findable after the step
+                num_planned = sequence.num_computed
+            published = num_planned - num_planned % self._cache.block_size
+            self._leaders.append((sequence, table, published))
+
+    def _leader(self, sequence: Sequence, match: PrefixMatch) -> Sequence | None:
+        """Find a prefill that will publish more of a prompt than is cached now; None if none does.
+
+        Cost: O(prefills in flight) comparisons of packed tokens.
+        """
+        for leader, table, published in self._leaders:
+            common = leader.key.num_common_tokens(sequence.key)
+            to_publish = leader.num_tokens - leader.num_tokens % self._cache.block_size
+            max_tokens = min(common, to_publish, sequence.num_tokens - 1)
+            to_hit = self._cache.deepest_hit(table, sequence.key, max_tokens)
+            # What the leader computed before may be evicted from a window: no use in waiting.
+            if to_hit > max(match.num_tokens, published):
+                return leader
+        return None
 
     def _fork(self, chunk: ScheduledChunk) -> None:
         """Make the forks of a prompt that is computed in this step (``n > 1``).

@@ -132,7 +132,7 @@ class RequestTable:
     def enter(self, sequence: Sequence) -> None:
         """Let the first sequence of a request wait."""
         self.live[sequence.request.request_id] = [sequence]
-        self.wait(sequence)
+        insort(self.waiting, sequence, key=by_arrival)
 
     def wait(self, sequence: Sequence) -> None:
         """Put a live sequence in its place among the waiting."""
@@ -143,8 +143,8 @@ class RequestTable:
         was_waiting = self._stop_waiting(sequence)
         assert was_waiting, "the sequence does not wait"
         self.order.admitted(sequence, self.waiting)
-        self.run(sequence, table)
-        sequence.num_computed = table.num_computed  # what hit
+        sequence.table, sequence.num_computed = table, table.num_computed  # what hit
+        self.running.append(sequence)
 
     def run(self, sequence: Sequence, table: BlockTable) -> None:
         """Let a sequence run that waits for nothing."""

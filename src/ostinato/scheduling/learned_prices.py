@@ -34,7 +34,7 @@ from math import isqrt
 from statistics import median_low
 
 from ostinato.core.plan import StepPlan
-from ostinato.sched.step_planner import StepCosts
+from ostinato.sched.step_planner import PromptRoom, StepCosts
 from ostinato.scheduling.price_fit import fit
 from ostinato.scheduling.step_prices import StepPrices, Work, plan_work, prompt_pairs
 
@@ -132,18 +132,21 @@ class LearnedPrices:
             return
         self.fewest_tokens = min(self.fewest_tokens, work.tokens)
         key = work.tokens.bit_length(), work.pairs.bit_length()
-        self._note_pace(key, work, seconds)
+        if self._steady is not None:
+            self._note_pace(key, work, seconds, self._steady)
         cell = self._cells.pop(key) if key in self._cells else _Cell()
         self._cells[key] = cell  # the newest is last
         cell.add(work, seconds / self.pace, self._steady)
         self._unfitted_s += seconds
         is_early = self._steady is None or not self._num_noted & (self._num_noted - 1)
-        if is_early or self._unfitted_s >= FIT_EVERY_S:
+        if len(self._cells) >= 3 and (is_early or self._unfitted_s >= FIT_EVERY_S):
             self._fit()
         if self._steady is not None:
             self.now = self._steady.times(self.pace)
 
-    def _note_pace(self, key: tuple[int, int], work: Work, seconds: float) -> None:
+    def _note_pace(
+        self, key: tuple[int, int], work: Work, seconds: float, steady: StepPrices
+    ) -> None:
         """Compare a step with earlier ones of its cell or the next, at prices of the difference."""
         tokens, pairs = key
         for near in (pairs, pairs - 1, pairs + 1):
@@ -152,16 +155,12 @@ class LearnedPrices:
                 break
         else:
             return
-        if self._steady is None:
-            return
-        expected_s = cell.seconds * self._steady.seconds(work) / self._steady.seconds(cell.work)
+        expected_s = cell.seconds * steady.seconds(work) / steady.seconds(cell.work)
         self._ratios.append(seconds / expected_s)
         pace = median_low(self._ratios)
         self.pace = pace if pace > STEADY else 1.0
 
     def _fit(self) -> None:
-        if len(self._cells) < 3:
-            return
         self._unfitted_s = 0.0
         cells = self._cells.values()
         weights = [min(1.0, len(cell.steps) / WELL_MEASURED) for cell in cells]
@@ -268,7 +267,7 @@ MAX_LATE = 2
 
 
 @dataclass(slots=True)
-class StepMeter:
+class StepMeter(PromptRoom):
     """What is left of a step for prompts.
 
     Attributes:
@@ -339,7 +338,7 @@ class StepTimer(StepCosts):
         self._max_step_s, self._max_tokens = max_step_ms / 1000, max_tokens
         self._meter = StepMeter(max_tokens, NO_WORK)
 
-    def begin(self, decoding: list[int], starts: list[int], is_alone: bool) -> None:
+    def begin(self, decoding: list[int], starts: list[int], is_alone: bool) -> StepMeter:
         """Begin a step with sequences that decode, and with prompts that have begun."""
         num_decoding, keys = len(decoding), sum(decoding)
         decodes = Work(1, num_decoding, keys, keys)
@@ -347,7 +346,7 @@ class StepTimer(StepCosts):
         if prices is None or not self._has_measured_enough:
             self.limit_s = float("inf")
             self._meter = StepMeter(room_tokens, decodes, FIRST_PRICES, FIRST_TOKENS + 1)
-            return
+            return self._meter
         decodes_s = prices.seconds(decodes)
         self.limit_s = self._max_step_s
         if self.prices.fewest_tokens <= max(num_decoding, FEW_TOKENS):  # else its time is a guess
@@ -357,14 +356,7 @@ class StepTimer(StepCosts):
             room_tokens, decodes, prices, self.limit_s - decodes_s, free_tokens,
             self.prices.measured, MAX_LATE * self.limit_s,
         )  # fmt: skip
-
-    def max_chunk_tokens(self, start: int) -> int:
-        """Return how many tokens after ``start`` others still fit into the step."""
-        return self._meter.max_chunk_tokens(start)
-
-    def take(self, start: int, num_tokens: int) -> None:
-        """Note that a prompt computes ``num_tokens`` tokens in this step."""
-        self._meter.take(start, num_tokens)
+        return self._meter
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Learn from a step that has run."""

@@ -59,9 +59,9 @@ class RankedOrder(WaitingOrder):
         A sequence that becomes overdue on the way is next: the bound holds within a step as well.
         """
         left = waiting[:MAX_RANKED]
-        if len(left) < 2:  # there is nothing to rank
-            yield from left
-            return
+        return iter(left) if len(left) < 2 else self._by_rank(left)
+
+    def _by_rank(self, left: list[Sequence]) -> Iterator[Sequence]:
         ranks = self.rank(left)
 
         def place(sequence: Sequence) -> tuple[int, bool, int, int]:
@@ -183,7 +183,8 @@ class ShortestFirst(RankedOrder):
 
     def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
         """Count overtakes."""
-        super().admitted(sequence, waiting)
+        if waiting:
+            super().admitted(sequence, waiting)
         self._tried.discard(sequence.sequence_id)
 
     def _look_up(self, waiting: list[Sequence]) -> dict[SequenceId, int]:

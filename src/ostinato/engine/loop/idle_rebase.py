@@ -343,9 +343,8 @@ class IdleRebase:
         if self._piece is None:
             return 2**31
         piece = min(self._piece, LOOP_PIECE_TOKENS) if in_loop else self._piece
-        costs = self._scheduler.costs
-        costs.begin([], [start], is_alone=False)
-        return max(self._cache.block_size, min(piece, costs.max_chunk_tokens(start)))
+        room = self._scheduler.costs.begin([], [start], is_alone=False)
+        return max(self._cache.block_size, min(piece, room.max_chunk_tokens(start)))
 
     def _run_step(self, name: RequestId) -> int:
         """Run one step, and end its request; returns how many tokens of it are computed."""

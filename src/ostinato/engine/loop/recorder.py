@@ -174,7 +174,7 @@ class Recorder:
                 n=request.params.n,
                 max_tokens=request.params.max_tokens,
                 priority=request.priority,
-                cache_read=request.cache_read and not request.params.needs_whole_prompt,
+                cache_read=request.cache_read and request.params.pooling != "mean",
                 cache_write=request.cache_write,
                 prompt_logprobs=request.params.prompt_logprobs is not None,
                 prompt_logprob_start=request.params.prompt_logprob_start,

@@ -202,7 +202,7 @@ class RequestFactory:
         if params.thinking_budget is not None:
             constraint = self._bounded(params.thinking_budget, constraint, prepared)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
-        reads = cache_read and not params.needs_whole_prompt
+        reads = cache_read and params.pooling != "mean"
         reads &= params.prompt_logprobs is None or params.prompt_logprob_start > 1
         known = prompt.known
         search, scheduled = self._search(params, len(tokens))

@@ -120,6 +120,11 @@ class SamplingParams(core.SamplingParams):
         self._check_ranges()
         self._check_combinations()
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that a request runs at once."""
+        return self.n if self.beams is None else self.beams.width
+
     def clone(self) -> "SamplingParams":
         """Return a copy; changes of the one are none of the other."""
         copied = copy.copy(self)

@@ -90,7 +90,8 @@ class Sampler:
 
 def _is_plain(task: SampleTask) -> bool:
     """Return whether a row only asks for its most likely token, as most greedy rows do."""
-    return task.params.greedy and task.params.logprobs is None and not asks_for_edits(task)
+    params = task.params
+    return params.temperature == 0.0 and params.logprobs is None and not asks_for_edits(task)
 
 
 def _draw(logits: Tensor, tasks: Sequence[SampleTask], lists: Sequence[TokenLists]) -> Draws:
