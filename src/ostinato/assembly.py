@@ -14,7 +14,8 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.eviction import make_policy
 from ostinato.eviction.classic_order import ClassicPool
-from ostinato.eviction.learned_policy import LearnedPolicy, MissObserver
+from ostinato.eviction.learned_policy import LearnedPolicy
+from ostinato.eviction.reuse_hazard import MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.checkpoint import LeastSavedWork
 from ostinato.hybrid.layer_group import LayerGroup, StateCopies
@@ -137,7 +138,7 @@ def build_cache(
     policy = policy or partial(make_policy, config.eviction_policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
     leases, public = LeaseBook(clock), PublicPrefixes()
-    observers: list[CacheObserver] = [leases, counters, hits]
+    observers: list[CacheObserver] = [counters, hits]
     if config.keep_explanations:
         observers.append(history)
     events = recorder = None

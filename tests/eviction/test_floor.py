@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ostinato.assembly import build_cache
 from ostinato.cache.eviction import LeastRecentlyUsed, PolicyFactory
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.eviction import lru_shadow
-from ostinato.eviction.lru_shadow import LruShadow
+from ostinato.eviction import lifetimes
+from ostinato.eviction.lifetimes import LruShadow
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import PrefixCacheConfig
@@ -107,8 +107,8 @@ def test_the_account_is_right_on_any_traffic(requests, num_blocks, share):
     """With a share that lets tiny caches diverge from LRU, it says what a real LRU cache says."""
     pair = Pair(num_blocks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lru_shadow, "SHARE", share)
-        patch.setattr(lru_shadow, "UTMOST_SHARE", share)
+        patch.setattr(lifetimes, "SHARE", share)
+        patch.setattr(lifetimes, "UTMOST_SHARE", share)
         for number, (document, length, output) in enumerate(requests):
             path = list(range(1 + 100 * document, 1 + 100 * document + length))
             pair.serve(Asked(number * 3.0, path, output))
@@ -144,9 +144,9 @@ TRUSTING_LIMITS = [Limits(0.04, 0.06, 0.1), Limits(0.02, 0.03, 0.1)]
 def patched(limits: Limits, budget: Callable[[LruShadow], int] | None = None) -> Iterator[None]:
     """Set these limits, and a budget of one's own if one is given."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lru_shadow, "SHARE", limits.share)
-        patch.setattr(lru_shadow, "UTMOST_SHARE", limits.utmost)
-        patch.setattr(lru_shadow, "DOUBT_BLOCKS", limits.doubt)
+        patch.setattr(lifetimes, "SHARE", limits.share)
+        patch.setattr(lifetimes, "UTMOST_SHARE", limits.utmost)
+        patch.setattr(lifetimes, "DOUBT_BLOCKS", limits.doubt)
         if budget is not None:
             patch.setattr(LruShadow, "budget", budget)
         yield
@@ -198,7 +198,7 @@ def forgetful(account: LruShadow) -> int:
 def unlimited(account: LruShadow) -> int:
     """As if what was proven held for any traffic."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lru_shadow, "UTMOST_SHARE", 1.0)
+        patch.setattr(lifetimes, "UTMOST_SHARE", 1.0)
         return real_budget(account)
 
 
@@ -242,11 +242,11 @@ hard_traffic = pytest.mark.parametrize("traffic", HARD_TRAFFIC, ids=lambda kind:
 def test_hard_traffic_costs_at_most_a_fifth_of_a_point(traffic: Traffic):
     """At no time of it, and not only at its end."""
     worst = least_lead(Pair(60), traffic(random.Random(7), 60), 500)
-    assert worst >= -lru_shadow.SHARE
+    assert worst >= -lifetimes.SHARE
 
 
 on_both_shares = pytest.mark.parametrize(
-    "utmost", [lru_shadow.SHARE, lru_shadow.UTMOST_SHARE], ids=["share", "utmost share"]
+    "utmost", [lifetimes.SHARE, lifetimes.UTMOST_SHARE], ids=["share", "utmost share"]
 )
 """What is promised, and what is promised if nothing that was proven counts."""
 
@@ -260,7 +260,7 @@ def test_hard_traffic_costs_at_most_the_utmost_share(
     traffic, utmost, num_blocks, seed, monkeypatch
 ):
     """Mostly a fifth of a point; two points are the promise where more was proven."""
-    monkeypatch.setattr(lru_shadow, "UTMOST_SHARE", utmost)
+    monkeypatch.setattr(lifetimes, "UTMOST_SHARE", utmost)
     worst = least_lead(Pair(num_blocks), traffic(random.Random(100 + seed), num_blocks), 6_000)
     assert worst >= -utmost
 
@@ -288,7 +288,7 @@ def takes(traffic: Traffic, num_requests: int) -> float:
 @on_both_shares
 def test_a_traitor_takes_no_more_than_the_utmost_share(utmost, monkeypatch):
     """It looks into the cache and asks for what is missing: nothing is worse."""
-    monkeypatch.setattr(lru_shadow, "UTMOST_SHARE", utmost)
+    monkeypatch.setattr(lifetimes, "UTMOST_SHARE", utmost)
     assert takes(loop, 500) >= -utmost
 
 
@@ -296,7 +296,7 @@ def test_a_traitor_takes_no_more_than_the_utmost_share(utmost, monkeypatch):
 @hard_traffic
 @on_both_shares
 def test_a_traitor_takes_no_more_than_the_utmost_share_of_any_traffic(traffic, utmost, monkeypatch):
-    monkeypatch.setattr(lru_shadow, "UTMOST_SHARE", utmost)
+    monkeypatch.setattr(lifetimes, "UTMOST_SHARE", utmost)
     assert takes(traffic, 2_000) >= -utmost
 
 

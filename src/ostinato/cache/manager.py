@@ -467,7 +467,7 @@ class CacheManager:
         table = BlockTable(key, match.blocks[:], key.identity.owner)
         table.groups, table.num_published = (table.blocks,), len(table.blocks)
         table.num_shared_tokens = match.num_shared_tokens
-        table.num_copied_tokens = match.num_copied_tokens
+        table.num_copied_tokens = match.num_tokens - match.num_shared_tokens
         table.hit_entry = match.entries[-1] if match.entries else None
         table.path, table.copy_source = self.index.acquire(key, match)
         return table

@@ -2,13 +2,12 @@
 
 Files in reading order:
 
-* ``learned_policy``: what policies that learn observe of requests, what they remember of evicted
-  blocks, and what they tell the ghost
+* ``learned_policy``: what policies that learn remember of evicted blocks, and what they tell the
+  ghost
 * ``classic_order``: a pool that allocates what was released longest ago, cached or not
-* ``lifetimes``: counts how long it takes until blocks are used again, and finds those that are
-  worth least
 * ``hazard_table``: what a block of a class and an age is worth
-* ``lru_shadow``: what LRU would have cached, and how far a policy may diverge from it
+* ``lifetimes``: counts how long it takes until blocks are used again, finds those that are worth
+  least, and knows what LRU would have cached
 * ``reuse_hazard``: evicts what will bring the fewest hits for the memory that it takes
 
 The port that all of them implement, and LRU, are in ``cache.eviction``.

@@ -1,4 +1,4 @@
-"""What policies that learn observe of the traffic, remember and tell the ghost.
+"""What policies that learn remember of the traffic, and tell the ghost.
 
 What was evicted recently is remembered, so that its return can be noticed. A bounded list of runs
 of blocks, found by their place in the sequence and their first block's tokens. Later tokens are
@@ -8,14 +8,11 @@ the policy errs by a count, and no request gets a wrong token.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_table import BlockTable
-from ostinato.cache.eviction import BlockShares, RequestSummary
-from ostinato.cache.observer import CacheObserver
+from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 _Name = tuple[Identity, int, bytes]
@@ -147,24 +144,3 @@ class LearnedPolicy(Protocol):
 
     def worth(self, row: int, age_s: float) -> float:
         """Return what a block is worth that was released so long ago."""
-
-
-class MissObserver(CacheObserver):
-    """Tells policies that learn which blocks a request asks for and does not find."""
-
-    def __init__(self, shares: BlockShares, block_size: int, clock: Callable[[], float]) -> None:
-        """Observe for the policies of a pool, all of which learn."""
-        self._shares, self._block_size, self._clock = shares, block_size, clock
-
-    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
-        """Tell the policy of the request's tenant, once per request that publishes."""
-        entry = table.hit_entry
-        if entry is not None and entry.idle_tick:
-            gap_s = self._clock() - entry.idle_since_s
-            table.summary.gap_s = gap_s if entry.uses < MANY_USES else None
-        num_requested = (len(table.key.tokens) - 1) // self._block_size
-        if num_requested and table.writes and not context.is_readmission:
-            policy = cast(LearnedPolicy, self._shares.policy_of(table.tenant))
-            policy.look_up(
-                table.key, table.num_published, num_requested, self._block_size, table.summary
-            )

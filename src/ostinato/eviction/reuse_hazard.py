@@ -28,14 +28,24 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import cast
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary, Victim
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed, RequestSummary, Victim
+from ostinato.cache.observer import CacheObserver
 from ostinato.core.identity import PrefixKey
+from ostinato.core.request import RequestContext
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
-from ostinato.eviction.learned_policy import MANY_USES, EvictedRun, GhostList
-from ostinato.eviction.lifetimes import NO_LEAVES, Cohort, LifetimeStats, ReleaseBatch, VictimHeap
-from ostinato.eviction.lru_shadow import LruShadow
+from ostinato.eviction.learned_policy import MANY_USES, EvictedRun, GhostList, LearnedPolicy
+from ostinato.eviction.lifetimes import (
+    NO_LEAVES,
+    Cohort,
+    LifetimeStats,
+    LruShadow,
+    ReleaseBatch,
+    VictimHeap,
+)
 
 _USES = (1, 2, 4, 16)
 _GAPS_S = (0.0, 20.0, 60.0, 180.0)
@@ -142,7 +152,7 @@ class ReuseHazard(LeastRecentlyUsed):
             total += num_blocks
             entry.policy_state = cohort
             if entry.is_leaf:
-                self._offer(entry)
+                self.became_leaf(entry)
         self.shadow.open(cohort.batch, total)
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
@@ -179,7 +189,12 @@ class ReuseHazard(LeastRecentlyUsed):
 
     def became_leaf(self, entry: CacheEntry) -> None:
         """Add an entry to the leaves."""
-        self._offer(entry)
+        cohort: Cohort = entry.policy_state
+        if not cohort.leaves:
+            self._heaps[cohort.batch.is_recent].add(cohort)
+            if cohort.leaves is NO_LEAVES:
+                cohort.leaves = OrderedDict()
+        cohort.leaves[entry] = None
 
     def look_up(
         self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
@@ -342,14 +357,6 @@ class ReuseHazard(LeastRecentlyUsed):
             self._withdraw(entry)  # it was one while another copy of it was cached
         return None
 
-    def _offer(self, entry: CacheEntry) -> None:
-        cohort: Cohort = entry.policy_state
-        if not cohort.leaves:
-            self._heaps[cohort.batch.is_recent].add(cohort)
-            if cohort.leaves is NO_LEAVES:
-                cohort.leaves = OrderedDict()
-        cohort.leaves[entry] = None
-
     def _withdraw(self, entry: CacheEntry) -> None:
         cohort: Cohort = entry.policy_state
         if entry in cohort.leaves:
@@ -368,3 +375,24 @@ def _looked_up(summary: RequestSummary, first: int, max_blocks: int) -> EvictedR
                 recalled.insert(0, run.part(max_blocks, run.num_blocks))
             return run.part(0, min(max_blocks, run.num_blocks))
     return None
+
+
+class MissObserver(CacheObserver):
+    """Tells policies that learn which blocks a request asks for and does not find."""
+
+    def __init__(self, shares: BlockShares, block_size: int, clock: Callable[[], float]) -> None:
+        """Observe for the policies of a pool, all of which learn."""
+        self._shares, self._block_size, self._clock = shares, block_size, clock
+
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
+        """Tell the policy of the request's tenant, once per request that publishes."""
+        entry = table.hit_entry
+        if entry is not None and entry.idle_tick:
+            gap_s = self._clock() - entry.idle_since_s
+            table.summary.gap_s = gap_s if entry.uses < MANY_USES else None
+        num_requested = (len(table.key.tokens) - 1) // self._block_size
+        if num_requested and table.writes and not context.is_readmission:
+            policy = cast(LearnedPolicy, self._shares.policy_of(table.tenant))
+            policy.look_up(
+                table.key, table.num_published, num_requested, self._block_size, table.summary
+            )

@@ -131,10 +131,6 @@ class RequestRecord:
         """Prompt tokens that it did not compute."""
         return self.num_shared + self.num_copied
 
-    def end(self, key: PrefixKey) -> None:
-        """Keep the tokens of a sequence that has ended."""
-        self.key, self.unpacked, self.num_unpacked = None, key.tokens, len(key.tokens)
-
     def lived_at(self, number: int) -> bool:
         """Whether it was running at that number of the history."""
         return self.number < number and (self.ended is None or self.ended > number)
@@ -236,7 +232,9 @@ class RequestHistory(CacheObserver):
     def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Add a record; evictions from now on are for its sequence."""
         blocks = table.blocks
-        letters = sum([len(text) for _, text in context.prompt_sections])
+        letters = 0
+        for _, text in context.prompt_sections:
+            letters += len(text)
         is_first, extra = not context.is_readmission, letters // TOKEN_BYTES
         record = self._begin(table, blocks, is_first, extra)
         record.name, record.prompt_sections = context.name, context.prompt_sections
@@ -308,10 +306,8 @@ class RequestHistory(CacheObserver):
         record.num_computed, record.num_findable = num_tokens, num_findable
         record.blocks, record.num_blocks = table.blocks, -(-num_findable // self.block_size)
         if record.writes:
-            record.end(key)
-            more = len(key.tokens) - record.num_prompt_tokens
-            if more:
-                self._charge(record, record.charge + more)
+            record.key, record.unpacked, record.num_unpacked = None, key.tokens, len(key.tokens)
+            self._charge(record, len(key.tokens) - record.num_prompt_tokens)
         else:
             digests = self.digest_key.digests(key.tokens[:num_tokens].tobytes(), self.block_size)
             record.clear()
@@ -369,13 +365,13 @@ class RequestHistory(CacheObserver):
         self._num_indexed = len(self._publishing)
         return self._in_step
 
-    def _charge(self, record: RequestRecord, charge: int) -> None:
-        """Update the size of a record."""
-        if record.number < self._records[0].number:
-            return  # it was dropped before it ended
-        self._num_tokens += charge - record.charge
-        record.charge = charge
-        self._trim()
+    def _charge(self, record: RequestRecord, num_tokens: int) -> None:
+        """Let a record take so many more tokens, unless it was dropped before it ended."""
+        if record.number >= self._records[0].number:
+            self._num_tokens += num_tokens
+            record.charge += num_tokens
+            if self._num_tokens > self._max_tokens:
+                self._trim()
 
     def _trim(self) -> None:
         """Drop the oldest records while there are too many, or too many tokens."""

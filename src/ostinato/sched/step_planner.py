@@ -19,7 +19,6 @@ from ostinato.core.request import RequestContext
 from ostinato.sched.sequence import ScheduledChunk, Sequence
 from ostinato.sched.waiting_queue import RequestTable, StepRoom
 
-
 _END_OF, _NUM_COMPUTED = attrgetter("end"), attrgetter("num_computed")
 
 

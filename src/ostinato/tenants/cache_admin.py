@@ -65,7 +65,7 @@ class CacheAdmin:
         Args:
             config: Of the cache.
             manager: Of the cache.
-            leases: An observer of the manager.
+            leases: None so far; it observes the manager from the first one on.
             public: What the manager asks whether sequences may continue a public prefix.
             erasables: What else remembers something of tenants.
         """
@@ -114,7 +114,10 @@ class CacheAdmin:
         leasable = self._limits.num_leasable(key, match)
         if not leasable:
             return _rejected(self._limits.reason(key))
-        lease = self._leases.open(self._manager.pin(key, leasable * size), terms)
+        table = self._manager.pin(key, leasable * size)
+        if not self._leases.num_opened:
+            self._manager.observers.attach(self._leases)
+        lease = self._leases.open(table, terms)
         reason = ""
         if leasable < cached:
             reason = self._limits.reason(key)

@@ -42,7 +42,11 @@ class Lease:
 
 
 class LeaseBook(CacheObserver):
-    """All live leases, by number and by time of expiry; an observer of the cache."""
+    """All live leases, by number and by time of expiry; an observer of the cache.
+
+    Attributes:
+        num_opened: Leases so far; with the first one it begins to observe.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Start without a lease."""
@@ -52,7 +56,7 @@ class LeaseBook(CacheObserver):
         # nothing, and an entry that surfaces too early goes back with the time of now.
         self._heap: list[tuple[float, LeaseId]] = []
         self._refreshing: dict[Identity, LeaseTree] = {}  # leases that are renewed by use
-        self._next = 0
+        self.num_opened = 0
 
     def __len__(self) -> int:
         """Number of live leases."""
@@ -79,8 +83,8 @@ class LeaseBook(CacheObserver):
 
     def open(self, table: BlockTable, terms: LeaseTerms) -> Lease:
         """Note a new lease."""
-        lease = Lease(LeaseId(self._next), table, terms, self._clock())
-        self._next += 1
+        lease = Lease(LeaseId(self.num_opened), table, terms, self._clock())
+        self.num_opened += 1
         self._leases[lease.lease_id] = lease
         if terms.refresh_on_hit:
             tree = self._refreshing.setdefault(table.key.identity, LeaseTree())
