@@ -147,12 +147,8 @@ class CacheManager:
         with self._lock:
             if self.tables.owner != get_ident():
                 self.tables.check_thread()
-            if (
-                match.key is not key
-                or match.index is not self.index
-                or match.version != self.version
-                or key.identity.epoch != self.epoch
-            ):
+            is_own = match.key is key and match.index is self.index
+            if not is_own or match.version != self.version or key.identity.epoch != self.epoch:
                 raise self._stale_match(key)
             num_tokens, hit = len(key.tokens), match.num_tokens
             end = num_tokens if most_new is None else min(num_tokens, hit + most_new)
@@ -491,9 +487,8 @@ class CacheManager:
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
         """Plan the copy of a tail into the block after the whole blocks that hit."""
-        assert match.tail is not None
-        target = table.blocks[len(match.blocks)]
-        return self._copy(match.tail.block, target, match.tail.num_tokens)
+        tail, target = match.tail, table.blocks[len(match.blocks)]
+        return () if tail is None else self._copy(tail.block, target, tail.num_tokens)
 
     def _copies_of_fork(
         self, table: BlockTable, child: BlockTable, firsts: list[int]

@@ -102,15 +102,16 @@ class Sequence:
         return limit - self.num_output_tokens - 1 if params.drafts == "auto" else 0
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probs of its prompt are still to come; of forks the first has them."""
-        is_requested = self.request.params.prompt_logprobs is not None and self.index == 0
-        return is_requested and self.next_scored < self.num_prompt_tokens
+    def next_scored(self) -> int | None:
+        """Position of the first prompt token whose log-probs are to come; None if none are.
 
-    @property
-    def next_scored(self) -> int:
-        """Position of the first prompt token whose log-probs are to come."""
-        return self.request.params.prompt_logprob_start + len(self.prompt_logprobs)
+        Of forks the first has them.
+        """
+        params = self.request.params
+        if params.prompt_logprobs is None or self.index:
+            return None
+        position = params.prompt_logprob_start + len(self.prompt_logprobs)
+        return position if position < self.num_prompt_tokens else None
 
     @property
     def max_hit(self) -> int | None:
@@ -121,8 +122,8 @@ class Sequence:
         params = self.request.params
         if not self.request.cache_read or params.pooling == "mean":
             return 0
-        is_scored = params.prompt_logprobs is not None and self.wants_prompt_logprobs
-        return self.next_scored - 1 if is_scored else None
+        position = None if params.prompt_logprobs is None else self.next_scored
+        return None if position is None else position - 1
 
     @property
     def reading_is_off(self) -> str:
@@ -134,10 +135,6 @@ class Sequence:
         if self.max_hit == 0:  # every logit is needed
             return f"prompt_logprobs={self.request.params.prompt_logprobs}"
         return ""
-
-    def forks(self) -> list["Sequence"]:
-        """Make the continuations that go on from the same prompt, numbered after this one."""
-        return [self.twin(index, seed) for index, seed in enumerate(self.fork_seeds, 1)]
 
     def twin(self, index: int, seed: int) -> "Sequence":
         """Make another continuation of the request that has the same tokens so far."""
@@ -205,8 +202,8 @@ class ScheduledChunk:
         """Return what the runner reads of it."""
         sequence, start = self.sequence, self.sequence.num_computed
         params, targets, skipped = sequence.request.params, _NO_TOKENS, 0
-        if params.prompt_logprobs is not None and sequence.wants_prompt_logprobs:
-            skipped = max(0, sequence.next_scored - 1 - start)
+        if params.prompt_logprobs is not None and (position := sequence.next_scored) is not None:
+            skipped = max(0, position - 1 - start)
             targets = sequence.request.prompt_token_ids[start + skipped + 1 : self.end + 1]
         assert sequence.table is not None
         tokens, task = sequence.key.tokens[start : self.end], None

@@ -8,6 +8,7 @@ unless a running prefill computes their prefix.
 """
 
 from array import array
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from ostinato.cache.block_table import BlockTable
@@ -64,6 +65,7 @@ class Drafts:
         """Note for how many drafts a step had rows, and how many of them were right."""
 
 
+@dataclass(eq=False)
 class StepPlanner:
     """One step, while it is planned.
 
@@ -77,40 +79,38 @@ class StepPlanner:
         chunks: What the sequences get of it, publishers before those who share their blocks.
     """
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        requests: RequestTable,
-        begun_s: float,
-        costs: StepCosts,
-        drafts: Drafts,
-    ) -> None:
+    config: SchedulerConfig
+    requests: RequestTable
+    begun_s: float
+    costs: StepCosts
+    drafts: Drafts
+    chunks: list[ScheduledChunk] = field(init=False, default_factory=list)
+    _leaders: list[tuple[Sequence, BlockTable, int]] = field(init=False, default_factory=list)
+    """Each with its tokens that are published."""
+    _room: PromptRoom = field(init=False, default_factory=PromptRoom)
+    _limits: dict[SequenceId, int] = field(init=False, default_factory=dict)
+    """Most tokens of some prompts."""
+    _copies: list[CopyRun] = field(init=False, default_factory=list)
+    _is_short: bool = field(init=False, default=False)
+    """Whether a sequence found too few blocks, or no time."""
+    _has_prompt: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
         """Begin with an empty plan."""
-        self.chunks: list[ScheduledChunk] = []
-        self._config = config
-        self._costs = costs
-        self._drafts = drafts
-        self._cache = requests.cache
-        self._requests = requests
-        self._begun_s = begun_s
-        self._budget = config.max_num_batched_tokens
-        self._max_chunk = config.max_chunk_tokens or self._budget
-        self._leaders: list[tuple[Sequence, BlockTable, int]] = []  # tokens that are published
-        self._room = PromptRoom()
+        self._cache = self.requests.cache
+        self._budget = self.config.max_num_batched_tokens
         self._min_chunk_tokens = self._cache.chunk_unit or 1
-        self._copies: list[CopyRun] = []
-        self._is_short = False  # a sequence found too few blocks, or no time
-        self._is_decoding, self._has_prompt = True, False  # whose chunks there are so far
-        self._limits: dict[SequenceId, int] = {}  # most tokens of some prompts
 
     def plan(self) -> StepPlan:
         """Decide; blocks are allocated and published on the way."""
-        self._requests.forked.clear()
-        if self._requests.running or self._requests.branches:
-            self._plan_running()
+        self.requests.forked.clear()
+        prefilling = self._plan_decodes() if self.requests.running or self.requests.branches else []
+        self._begin_prompts(prefilling)
+        for sequence in prefilling:
+            if sequence.table is not None and self._budget:
+                self._plan_next(sequence)
+        if self.requests.running:
             self._publish_running()
-        else:
-            self._begin_prompts([])
         self._admit_waiting()
         if not self.chunks:
             self._make_room()
@@ -119,7 +119,7 @@ class StepPlanner:
 
     def _max_chunk_tokens(self, sequence: Sequence, start: int) -> int:
         """Return how many tokens a prompt may compute; the step's first gets some in any case."""
-        room = min(self._budget, self._max_chunk)
+        room = min(self._budget, self.config.max_chunk_tokens or self._budget)
         limit = self._room.max_chunk_tokens(start)
         limit = min(limit, self._limits.get(sequence.sequence_id, limit))
         return min(room, limit if self._has_prompt else max(limit, self._min_chunk_tokens))
@@ -129,27 +129,22 @@ class StepPlanner:
         chunk = ScheduledChunk(sequence, end - sequence.num_computed)
         self._budget -= chunk.num_tokens
         self.chunks.append(chunk)
-        if self._is_decoding:
-            return chunk
         self._has_prompt = True
         self._room.take(sequence.num_computed, chunk.num_tokens)
         return chunk
 
-    def _plan_running(self) -> None:
-        """Give decodes a token each, and running prefills the rest."""
-        running = sorted(self._requests.running, key=lambda s: s.rank)
+    def _plan_decodes(self) -> list[Sequence]:
+        """Give decodes a token each; return the running prefills."""
+        running = sorted(self.requests.running, key=lambda s: s.rank)
         for sequence in running:
             if sequence.num_uncomputed == 1 and sequence.table is not None:
                 self._plan_next(sequence)
-        if self._requests.branches:
+        if self.requests.branches:
             self._plan_branches()
         prefilling = [s for s in running if s.num_uncomputed > 1 and s.table is not None]
         if self.chunks and not prefilling:
             self._add_drafts()
-        self._begin_prompts(prefilling)
-        for sequence in prefilling:
-            if sequence.table is not None and self._budget:
-                self._plan_next(sequence)
+        return prefilling
 
     def _plan_branches(self) -> None:
         """Let sequences of searches go on, each with its token: forks first, then their parents.
@@ -157,15 +152,14 @@ class StepPlanner:
         A fork publishes at once, since the cache takes a fork that has published for settled only
         while no other follows it. One that finds no room waits like a preempted sequence.
         """
-        requests = self._requests
-        branches, requests.branches = requests.branches, []
+        branches, self.requests.branches = self.requests.branches, []
         for parent, sequence, token in branches:
             if sequence.finish_reason is not None:
                 continue
             is_running = sequence is parent or self._fork_running(parent, sequence)
             sequence.key.append(token)
             if not is_running:
-                requests.wait(sequence)
+                self.requests.wait(sequence)
             elif sequence.table is not None and self._budget:
                 num_chunks = len(self.chunks)
                 self._plan_next(sequence)
@@ -178,35 +172,42 @@ class StepPlanner:
         States and windows are not forked here: after the step the parent's state is that of its
         next token, and a fork of windows publishes nothing before its copies have run.
         """
-        table, has_seat = parent.table, len(self._requests.running) < self._config.max_num_seqs
+        table, has_seat = parent.table, len(self.requests.running) < self.config.max_num_seqs
         if table is None or len(self._cache.pools) > 1 or not has_seat:
             return False
         end = table.num_slots + 1  # a block for the token that follows, whether it needs one or not
+        if not self._try_fork(table, child, end):
+            return False
+        child.num_computed = parent.num_computed
+        self.requests.forked += [parent, child]
+        return True
+
+    def _try_fork(self, table: BlockTable, child: Sequence, end: int = 0) -> bool:
+        """Run a sequence on a fork of another's table, if so many tokens could have slots."""
         forked = self._cache.fork(table) if self._cache.growable(table, end) == end else None
         if forked is None:
             self._is_short = True
             return False
-        child.key, child.num_computed = forked[0].key, parent.num_computed
-        self._requests.run(child, forked[0])
-        self._requests.forked += [parent, child]
+        child.key = forked[0].key
+        self.requests.run(child, forked[0])
         self._copies += forked[1]
         return True
 
     def _make_room(self) -> None:
         """Take the blocks of one sequence that only waits for its siblings: they lack room."""
-        held = [s for s in self._requests.running if s.sampled is not None]
+        held = [s for s in self.requests.running if s.sampled is not None]
         if held:
-            self._requests.preempt(max(held, key=lambda s: s.rank))
+            self.requests.preempt(max(held, key=lambda s: s.rank))
 
     def _add_drafts(self) -> None:
         """Add rows for guesses of what decodes sample next, where they find room at once."""
-        guesses = self._drafts.propose([chunk.sequence for chunk in self.chunks])
+        guesses = self.drafts.propose([chunk.sequence for chunk in self.chunks])
         for chunk in self.chunks if guesses else ():
             sequence, table = chunk.sequence, chunk.sequence.table
             drafts = guesses.get(sequence.sequence_id)
             if not drafts or table is None or sequence.fork_seeds:
                 continue
-            longest = self._config.max_model_len - 1 - chunk.end  # the last token needs no row
+            longest = self.config.max_model_len - 1 - chunk.end  # the last token needs no row
             count = min(len(drafts), sequence.max_drafts, longest, self._budget)
             if count > 0 and (room := self._cache.growable(table, chunk.end + count)) > chunk.end:
                 self._cache.grow(table, room)
@@ -215,14 +216,13 @@ class StepPlanner:
 
     def _begin_prompts(self, prefilling: list[Sequence]) -> None:
         """Let step costs and waiting order divide what decodes leave of the step."""
-        requests = self._requests
-        num_running, waiting = len(requests.running), requests.waiting
+        num_running, waiting = len(self.requests.running), self.requests.waiting
         decoding = list(map(_END_OF, self.chunks))
-        self._is_decoding = False
+        self._has_prompt = False  # of decodes alone are the chunks so far
         starts = list(map(_NUM_COMPUTED, prefilling))
-        self._room = self._costs.begin(decoding, starts, num_running + len(waiting) == 1)
-        room = StepRoom(self._budget, self._config.max_num_seqs - num_running)
-        self._limits = requests.order.divide(prefilling, waiting, room)
+        self._room = self.costs.begin(decoding, starts, num_running + len(waiting) == 1)
+        room = StepRoom(self._budget, self.config.max_num_seqs - num_running)
+        self._limits = self.requests.order.divide(prefilling, waiting, room)
 
     def _plan_next(self, sequence: Sequence) -> None:
         """Plan a running sequence's next tokens; while none has a slot, preempt the last in rank.
@@ -239,7 +239,7 @@ class StepPlanner:
                 self._add_chunk(sequence, room)
                 return
             self._is_short = True
-            victims = [s for s in self._requests.running if s not in self._requests.forked]
+            victims = [s for s in self.requests.running if s not in self.requests.forked]
             if not victims:
                 return
             victim = max(victims, key=lambda s: s.rank)
@@ -247,7 +247,7 @@ class StepPlanner:
                 self._budget += chunk.num_tokens
                 self._room.take(victim.num_computed, -chunk.num_tokens)
                 self.chunks.remove(chunk)
-            self._requests.preempt(victim)
+            self.requests.preempt(victim)
 
     def _end_of_chunk(self, sequence: Sequence) -> int:
         """Return where a sequence's next chunk may end: where its state can be kept, if it has."""
@@ -258,16 +258,14 @@ class StepPlanner:
         if self._cache.chunk_unit is None:
             return end
         assert sequence.table is not None
-        waiting = (s.key for s in self._requests.waiting if not s.reading_is_off)
+        waiting = (s.key for s in self.requests.waiting if not s.reading_is_off)
         return self._cache.end_of_chunk(sequence.table, start, end, waiting)
 
     def _publish_running(self) -> None:
         """Publish the blocks that this step computes; record which prefills continue."""
         planned = {chunk.sequence.sequence_id: chunk.end for chunk in self.chunks}
-        for sequence in self._requests.running:
-            num_planned = planned.get(sequence.sequence_id, sequence.num_computed)
-            if num_planned < len(sequence.key.tokens):
-                self._add_leader(sequence, num_planned)
+        for sequence in self.requests.running:
+            self._add_leader(sequence, planned.get(sequence.sequence_id, sequence.num_computed))
         for chunk in self.chunks:
             if not chunk.is_published:
                 self._publish(chunk)
@@ -276,25 +274,23 @@ class StepPlanner:
         """Publish what a chunk computes, and fork a prompt that is complete."""
         assert chunk.sequence.table is not None
         chunk.is_published = True
-        self._requests.order.planned(chunk.sequence, chunk.num_tokens)
+        self.requests.order.planned(chunk.sequence, chunk.num_tokens)
         self._cache.publish(chunk.sequence.table, chunk.end)
         if chunk.samples and chunk.sequence.fork_seeds:
             self._fork(chunk)
 
     def _admit_waiting(self) -> None:
         """Admit in order while there is a seat, budget and room."""
-        candidates = self._requests.order.candidates(self._requests.waiting)
-        while (
-            self._requests.waiting and self._has_seat()
-        ):  # checked first: ranking may scan the whole queue
+        candidates = self.requests.order.candidates(self.requests.waiting)
+        while (  # checked first: ranking may scan the whole queue
+            self.requests.waiting
+            and not self._is_short
+            and self._budget >= self._min_chunk_tokens
+            and len(self.requests.running) < self.config.max_num_seqs
+        ):
             sequence = next(candidates, None)
             if sequence is None or not self._try_admit(sequence):
                 break
-
-    def _has_seat(self) -> bool:
-        """Whether another sequence may run in this step, if there are blocks for it."""
-        is_free = len(self._requests.running) < self._config.max_num_seqs
-        return is_free and self._budget >= self._min_chunk_tokens and not self._is_short
 
     def _try_admit(self, sequence: Sequence) -> bool:
         """Admit a waiting sequence, unless it waits for a prefill; False if it does not fit."""
@@ -305,8 +301,7 @@ class StepPlanner:
         match, sequence.match = sequence.match, None
         if match is None or match.version != cache.version:
             match = cache.match(sequence.key, max_hit)
-        may_wait = self._leaders and not reading_is_off
-        leader = self._leader(sequence, match) if may_wait else None
+        leader = self._leader(sequence, match) if self._leaders and not reading_is_off else None
         if leader is not None:
             is_same_tenant = leader.key.identity.tenant == sequence.key.identity.tenant
             sequence.waits_for = leader.request.request_id if is_same_tenant else ""
@@ -325,26 +320,26 @@ class StepPlanner:
             return False
         table, copies = admitted
         self._copies += copies
-        self._requests.admit(sequence, table)
+        self.requests.admit(sequence, table)
         self._start(sequence, table)
         return True
 
     def _start(self, sequence: Sequence, table: BlockTable) -> None:
         """Give an admitted sequence its first chunk."""
         if sequence.first_planned_s is None:
-            sequence.first_planned_s = self._begun_s
+            sequence.first_planned_s = self.begun_s
             sequence.num_shared_tokens = table.num_shared_tokens
             sequence.num_copied_tokens = table.num_copied_tokens
-            self._requests.stats.waited_prompt_tokens += sequence.num_waited_tokens
+            self.requests.stats.waited_prompt_tokens += sequence.num_waited_tokens
         chunk = self._add_chunk(sequence, min(self._end_of_chunk(sequence), table.num_slots))
         if not chunk.samples:
             self._add_leader(sequence, chunk.end)
         self._publish(chunk)
 
     def _add_leader(self, sequence: Sequence, num_planned: int) -> None:
-        """Note a prompt of which so many tokens, and not all, are computed after this step."""
+        """Note a running sequence that has computed so many tokens after this step."""
         table = sequence.table
-        if table is not None and table.writes:
+        if table is not None and table.writes and num_planned < len(sequence.key.tokens):
             if self._cache.chunk_unit is not None:  # states are findable after the step
                 num_planned = sequence.num_computed
             published = num_planned - num_planned % self._cache.block_size
@@ -373,16 +368,11 @@ class StepPlanner:
         """
         parent, table = chunk.sequence, chunk.sequence.table
         assert table is not None
-        forks, parent.fork_seeds = parent.forks(), ()
+        forks = [parent.twin(index, seed) for index, seed in enumerate(parent.fork_seeds, 1)]
+        parent.fork_seeds = ()
         chunk.members += forks
-        self._requests.live[parent.request.request_id] += forks
+        self.requests.live[parent.request.request_id] += forks
         for child in forks if parent.request.params.max_tokens != 1 else ():
-            if len(self._requests.running) == self._config.max_num_seqs:
+            has_seat = len(self.requests.running) < self.config.max_num_seqs
+            if not has_seat or not self._try_fork(table, child):
                 break
-            forked = self._cache.fork(table)
-            if forked is None:
-                self._is_short = True
-                break
-            child.key = forked[0].key
-            self._requests.run(child, forked[0])
-            self._copies += forked[1]

@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
@@ -49,8 +49,11 @@ class StepRoom(NamedTuple):
     num_seats: int  # sequences that may be admitted
 
 
-class WaitingOrder(Protocol):
-    """The port of waiting orders: ranks waiting sequences, bounds a prompt's share of a step."""
+class WaitingOrder:
+    """The port of waiting orders: which sequence is tried next, and how much of a step may it take?
+
+    By default they are tried by priority, then by arrival, and take all that is left.
+    """
 
     def divide(
         self, prefilling: list[Sequence], waiting: list[Sequence], room: StepRoom
@@ -70,14 +73,13 @@ class WaitingOrder(Protocol):
         Args:
             waiting: All that wait, by priority and arrival.
         """
+        return iter(waiting[:])
 
     def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
         """Note which sequence was admitted, and which still wait."""
-        return None
 
     def planned(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that a running sequence computes ``num_tokens`` tokens in this step."""
-        return None
+        """Note that a running sequence computes so many tokens in this step."""
 
 
 MakeOrder = Callable[[NumCachedTokens], WaitingOrder]
@@ -86,10 +88,6 @@ MakeOrder = Callable[[NumCachedTokens], WaitingOrder]
 
 class FirstComeFirstServed(WaitingOrder):
     """Serve by priority, then by arrival; a preempted sequence keeps its place."""
-
-    def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
-        """Walk all as they stand."""
-        return iter(waiting[:])
 
 
 by_arrival = attrgetter("rank")
