@@ -3,10 +3,6 @@
 A table's path is the deepest node that it holds; ``up`` walks from there to the root.
 """
 
-import pytest
-
-from ostinato.core.errors import StaleMatch
-from tests.support.cache_views import prefix_key
 from tests.support.tiny_cache import TinyCache, tiny_cache
 
 
@@ -53,16 +49,6 @@ def test_a_node_is_split_where_a_second_request_leaves_it():
     assert own.start == 2
 
 
-def test_a_match_is_stale_once_another_admission_has_split_its_node():
-    cache = tiny_cache(8, 4)
-    cache.serve("ABCDEFGH")
-    first, second = prefix_key("ABCDX"), prefix_key("ABCDY")
-    match = cache.manager.match(second)
-    assert cache.manager.admit(first, cache.manager.match(first)) is not None
-    with pytest.raises(StaleMatch):
-        cache.manager.admit(second, match)
-
-
 def test_references_are_counted_by_node():
     """A path of three branches touches three counters, whatever the number of blocks."""
     cache = tiny_cache(16, 4)
@@ -93,16 +79,6 @@ def test_a_node_that_somebody_else_holds_is_not_grown():
     assert nodes(cache, "follower") == [(1, 2)]
 
 
-def test_reading_half_of_an_idle_node_leaves_its_rest_evictable():
-    """The rest keeps its place in the queue, before what was released later."""
-    cache = tiny_cache(8, 4)
-    cache.serve("ABCDEFGHIJKL")
-    cache.serve("1234")
-    cache.admit("reader", "ABCDE")
-    assert cache.free_queue() == "5 6 7 2 1 3"
-    assert cache.picture().startswith("ABCD:held EFGH:evictable IJKL:evictable")
-
-
 def test_the_source_of_a_copy_is_held_alone():
     """EFG is copied out of EFGH; what follows EFGH in its node may go meanwhile."""
     cache = tiny_cache(8, 4)
@@ -111,33 +87,3 @@ def test_the_source_of_a_copy_is_held_alone():
     assert cache.picture().startswith("ABCD:held EFGH:held IJKL:evictable MNOP:evictable")
     cache.commit()
     assert cache.picture().startswith("ABCD:held EFGH:evictable IJKL:evictable MNOP:evictable")
-
-
-def test_a_run_is_evicted_from_its_end_as_far_as_needed():
-    cache = tiny_cache(4, 4)
-    cache.serve("ABCDEFGHIJKLMNOP")
-    cache.admit("stranger", "12345678", writes=False)
-    assert cache.picture() == "ABCD:evictable EFGH:evictable 5678:private 1234:private"
-
-
-def test_content_that_was_computed_twice_is_kept_once():
-    """The second table points to the first's blocks when the step is over."""
-    cache = tiny_cache(8, 4)
-    cache.admit("one", "ABCDEFGHI")
-    cache.plan("two", "ABCDEFGHIJKLM", reads=False)
-    assert cache.blocks("two") == [3, 4, 5, 6]
-    cache.commit()
-    assert cache.blocks("two") == [0, 1, 5, 6]
-    assert nodes(cache, "two") == [(2, 2), (1, 1)]
-    assert cache.free_queue() == "4 3 7"
-
-
-def test_a_fork_of_a_table_with_duplicates_shares_the_first_copies():
-    """The child never holds a block that its parent gives back at the end of the step."""
-    cache = tiny_cache(12, 4)
-    cache.admit("one", "ABCDEFGHI")
-    cache.plan("two", "ABCDEFGHIJKLM", reads=False)
-    child = cache.fork("two", "child")
-    assert child.blocks == [0, 1, 5, 7]
-    cache.commit()
-    assert cache.blocks("two") == [0, 1, 5, 6]

@@ -38,16 +38,6 @@ def test_admission_holds_what_it_hits_and_renews_its_time_of_use(index):
     assert cache.free_queue() == "3 1 2 0", "E is sealed; WXYZ is the oldest now"
 
 
-def test_two_readers_hold_a_block_until_both_have_gone(index):
-    cache = tiny_cache(4, index=index)
-    cache.admit("one", "ABCDE")
-    cache.admit("two", "ABCDF")
-    cache.finish("one")
-    assert "ABCD:held" in cache.picture()
-    cache.finish("two")
-    assert "ABCD:evictable" in cache.picture()
-
-
 def test_when_nothing_runs_all_blocks_are_free(cache):
     """Law 9, with contents and all reference counts at zero."""
     cache.admit("one", "ABCDEFGHIJ")
@@ -70,20 +60,6 @@ def test_a_prompt_that_does_not_fit_changes_nothing(index):
     cache.serve("ABCDEFGH")
     cache.admit("running", "1234")
     assert cache.plan("refused", "ABCDEFGHIJKL") is None
-
-
-def test_hits_on_idle_blocks_count_against_capacity(index):
-    """Two of three free blocks are hits; one is left, and two are needed besides."""
-    cache = tiny_cache(3, index=index)
-    cache.serve("ABCDEFGH")
-    assert cache.plan("refused", "ABCDEFGH12345") is None
-    assert cache.plan("admitted", "ABCDEFGH1234").num_shared == 8
-
-
-def test_hits_on_held_blocks_cost_nothing(index):
-    cache = tiny_cache(4, index=index)
-    cache.admit("holder", "ABCDEFGH")
-    assert cache.plan("reader", "ABCDEFGH12345678").num_shared == 8
 
 
 def test_a_sequence_that_cannot_grow_keeps_what_it_has(index):
@@ -110,14 +86,6 @@ def test_the_copy_is_given_up_when_only_its_source_is_in_the_way(index):
     admitted = cache.admit("instead", "ABCX")
     assert (admitted.num_shared, admitted.num_copied) == (0, 0)
     assert cache.picture() == "ABCX:held"
-
-
-def test_the_copy_is_kept_when_its_source_is_held_by_another(index):
-    """The source is no free block then, so it is not in the way."""
-    cache = tiny_cache(2, index=index)
-    cache.admit("holder", "ABCD")
-    admitted = cache.admit("reader", "ABCX")
-    assert admitted.num_copied == 3
 
 
 def test_the_source_of_a_copy_outlives_the_step_and_no_longer(index):
@@ -153,14 +121,6 @@ def test_a_copy_of_a_copy_reads_the_first_source(index):
     cache.commit()
 
 
-def test_in_the_next_step_a_copy_reads_the_copy(cache):
-    """What was copied in an earlier step is there; its first source may be gone."""
-    cache.serve("ABZZ")
-    cache.admit("first", "ABCX")
-    assert _runs(cache.plan("second", "ABCY")) == [("1.0", "2.0", 3)]
-    cache.commit()
-
-
 # --- forks --------------------------------------------------------------------------------
 
 
@@ -173,18 +133,6 @@ def test_a_fork_shares_published_blocks_and_copies_private_ones(cache):
     assert cache.picture().startswith("ABCD:held EF:private EF:private")
 
 
-def test_forked_continuations_go_their_own_ways(cache):
-    cache.plan("parent", "ABCDEF")
-    cache.fork("parent", "child")
-    cache.commit()
-    cache.append("parent", "GH")
-    cache.append("child", "XY")
-    assert cache.match("ABCDEFGH1").num_shared_tokens == 8
-    assert cache.match("ABCDEFXY1").num_shared_tokens == 8
-    cache.finish("parent")
-    assert cache.picture() == "ABCD:held EFGH:evictable EFXY:held free free free free free"
-
-
 def test_a_fork_of_a_copied_tail_reads_the_first_source(cache):
     """Parent: AB copied, C computed, all in one step. The child copies AB from block 0."""
     cache.serve("ABZZ")
@@ -193,14 +141,6 @@ def test_a_fork_of_a_copied_tail_reads_the_first_source(cache):
     grandchild = cache.fork("child", "grandchild")
     assert _runs(child) == [("0.0", "2.0", 2), ("1.2", "2.2", 1)]
     assert _runs(grandchild) == [("0.0", "3.0", 2), ("1.2", "3.2", 1)]
-    cache.commit()
-
-
-def test_a_fork_without_publishing_copies_every_block(cache):
-    cache.plan("parent", "ABCDEF", writes=False)
-    child = cache.fork("parent", "child")
-    assert child.blocks == [2, 3]
-    assert _runs(child) == [("0.0", "2.0", 4), ("1.0", "3.0", 2)]
     cache.commit()
 
 
@@ -239,14 +179,6 @@ def test_followers_that_matched_blocks_of_a_failed_step_fall_with_it(index):
     assert cache.picture() == "ABCD:evictable" + " free" * 11
 
 
-def test_a_failed_step_frees_blocks_that_doubled_known_content(cache):
-    """``twice`` did not read: its ABCD is a duplicate, its EFGH is new, and both go."""
-    cache.serve("ABCD")
-    cache.plan("twice", "ABCDEFGH", reads=False)
-    cache.fail()
-    assert cache.picture() == "ABCD:evictable" + " free" * 7
-
-
 def test_what_a_failed_step_alone_leads_to_is_evicted_with_it(index):
     """A stranger evicts the first copy of ABCD while the second one is being computed.
 
@@ -261,15 +193,6 @@ def test_what_a_failed_step_alone_leads_to_is_evicted_with_it(index):
     left = "ABCD:evictable" if index == "radix" else "free"
     assert cache.picture() == left + " free" * 4
     assert cache.prefix_cache.stats.evicted_blocks == (1 if index == "radix" else 2)
-
-
-def test_a_failed_decode_keeps_what_earlier_steps_published(index):
-    cache = tiny_cache(4, index=index)
-    cache.admit("failing", "ABCDEFG")
-    cache.sequences["failing"].table.key.append(ord("H"))
-    cache.advance("failing", 8)
-    cache.fail()
-    assert cache.picture() == "ABCD:evictable free free free"
 
 
 def test_who_publishes_twice_in_a_step_loses_both_when_it_fails(index):

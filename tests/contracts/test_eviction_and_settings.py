@@ -68,31 +68,6 @@ def test_in_classic_order_the_block_that_was_freed_first_goes_first(index):
     assert cache.blocks("two blocks") == [2, 0], "ABCD goes before the block freed last"
 
 
-def test_a_pool_of_one_block_serves_one_block_at_a_time(index):
-    cache = tiny_cache(1, index=index)
-    cache.serve("ABCD")
-    assert cache.match("ABCD").num_tokens == 3
-    assert cache.admit("too long", "ABCDE") is None
-    cache.serve("AB")
-    assert cache.picture() == "AB~:evictable"
-    cache.admit("running", "X")
-    assert cache.admit("waiting", "Y") is None
-
-
-def test_with_blocks_of_one_token_every_token_is_a_whole_block(index):
-    cache = tiny_cache(8, 1, index=index)
-    cache.serve("ABC")
-    again = cache.serve("ABCD")
-    assert (again.num_shared, again.num_copied) == (3, 0)
-    assert "~" not in cache.picture()
-
-
-def test_who_does_not_write_leaves_nothing_behind(index):
-    cache = tiny_cache(4, index=index)
-    cache.serve("ABCDEF", writes=False)
-    assert cache.picture() == "free free free free"
-
-
 def test_who_does_not_write_reads_all_the_same(index):
     cache = tiny_cache(4, index=index)
     cache.serve("ABCD")
@@ -116,14 +91,6 @@ def test_with_prefix_caching_off_nothing_is_kept_or_found(index):
     cache.finish("parent")
     cache.finish("other")
     assert cache.picture() == "free free free free"
-
-
-def test_with_prefix_caching_off_a_fork_copies_everything(index):
-    cache = tiny_cache(6, index=index, enable_prefix_caching=False)
-    cache.plan("parent", "ABCDEFGH")
-    assert cache.fork("parent", "child").blocks == [2, 3]
-    cache.fail()
-    assert cache.manager.pool.num_free == 6
 
 
 def test_a_reset_is_refused_while_a_sequence_holds_blocks(index):
@@ -161,33 +128,6 @@ def test_hits_are_counted_once_at_admission_and_preempted_ones_apart(cache):
     assert (first.shared_tokens, first.copied_tokens, first.hit_tokens) == (4, 2, 6)
     assert first.hit_ratio == 6 / 16
     assert (preempted.num_requests, preempted.hit_tokens) == (1, 8)
-
-
-def test_a_refused_admission_is_not_counted(index):
-    cache = tiny_cache(1, index=index)
-    assert cache.plan("refused", "ABCDE") is None
-    assert cache.prefix_cache.stats.first.num_requests == 0
-
-
-def test_a_preempted_sequence_finds_its_own_blocks_and_tail(cache):
-    """Preemption is a release: nine of its ten tokens hit when it comes back."""
-    cache.admit("preempted", "ABCDEF")
-    cache.append("preempted", "GHI")
-    cache.finish("preempted")
-    back = cache.admit("back", "ABCDEFGHIJ", preempted=True)
-    assert (back.num_shared, back.num_copied) == (8, 1)
-
-
-def test_evictions_are_counted_with_their_age(index):
-    """The clock counts steps: both blocks were released after step 1 and go in step 3."""
-    cache = tiny_cache(3, index=index)
-    cache.serve("ABCDEFGH")
-    cache.serve("1", writes=False)
-    cache.serve("1234567890", writes=False)
-    stats = cache.prefix_cache.stats
-    assert stats.evicted_blocks == 2
-    assert stats.eviction_ages_s.num_values == 2
-    assert stats.eviction_ages_s.total == 2.0, "two blocks, one second old each"
 
 
 def test_doubled_content_is_counted(cache):

@@ -68,12 +68,6 @@ def test_private_blocks_that_leave_are_free_at_once(index):
     assert cache.window_blocks("one") == ". 1 2"
 
 
-def test_an_ended_sequence_leaves_its_window_findable(index):
-    cache = windowed(index, (5, 6))
-    cache.serve("ABCDEFGHIJ")
-    assert cache.window_picture() == "ABCD:evictable EFGH:evictable IJ~:evictable free free free"
-
-
 # --- hits -----------------------------------------------------------------------------------
 
 
@@ -84,19 +78,6 @@ def test_a_hit_holds_the_window_before_its_end_and_null_blocks_before_that(index
     assert reader.num_shared == 12
     assert cache.window_blocks("reader").split()[:2] == [".", "."]
     assert cache.window_picture().startswith("ABCD:evictable EFGH:evictable IJKL:held M:private")
-
-
-@pytest.mark.parametrize(
-    ("window", "held"), [(1, 0), (2, 1), (5, 1), (6, 2), (9, 2), (10, 3), (13, 3), (14, 4)]
-)
-def test_a_hit_needs_the_last_blocks_before_its_end(index, window, held):
-    """ceil((window - 1) / 4) of them, and no more than there are."""
-    cache = windowed(index, (window, 12))
-    cache.serve("ABCDEFGHIJKLMNOP")
-    cache.plan("reader", "ABCDEFGHIJKLMNOPQ")
-    places = cache.window_blocks("reader").split()
-    assert places[:4].count(".") == 4 - held
-    assert places[4] != ".", "a slot for the new token"
 
 
 def test_where_the_window_is_gone_a_hit_ends_without_harm_to_group_0(index):
@@ -112,43 +93,6 @@ def test_where_the_window_is_gone_a_hit_ends_without_harm_to_group_0(index):
     assert cache.match("ABCDEFGHI").num_tokens == 8
     if index == "radix":
         assert cache.picture().count("ABCD") == 1, "the duplicate in group 0 was given back"
-
-
-def test_a_hit_is_clipped_to_the_longest_prefix_whose_window_is_there(index):
-    """EFGH is evicted from the window, and IJKL is of no use without it; ABCD is."""
-    cache = windowed(index, (6, 4), num_blocks=20, seal_tails=False)
-    cache.admit("long", "ABCDEFGHIJKL")  # held: EFGH, IJKL; given back: ABCD
-    cache.serve("ABCD")  # ABCD is used again, and so younger
-    cache.finish("long")
-    assert cache.match("ABCDEFGHIJKLM").num_tokens == 12
-    reader = cache.admit("reader", "ABCDE")  # holds ABCD
-    cache.serve("yyyyzzzz", writes=False)
-    assert reader.num_shared == 4
-    assert "EFGH" not in cache.window_picture()
-    assert cache.match("ABCDEFGHIJKLM").num_tokens == 4
-    assert "IJKL:evictable" in cache.picture(), "group 0 has it all"
-
-
-def test_of_several_windows_the_largest_says_how_far_a_hit_goes(index):
-    cache = windowed(index, (2, 8), (9, 4), num_blocks=20)
-    cache.serve("ABCDEFGHIJKL")
-    reader = cache.admit("reader", "ABCDEFGHIJKLM")
-    assert reader.num_shared == 12
-    assert cache.window_blocks("reader", 1).split()[:3] == [".", ".", "."], "13 computed"
-    assert cache.window_blocks("reader", 2).split()[:3] == [".", "1", "2"]
-    cache.finish("reader")
-    scan(cache, 4)
-    assert cache.match("ABCDEFGHIJKLM").num_tokens == 0, "window 9 has lost it, window 2 has not"
-    assert "IJKL" in cache.window_picture(1)
-
-
-def test_models_without_full_attention_find_prefixes_as_well(index):
-    """Group 0 has no bytes then, and lists prefixes; here it is the same but for its blocks."""
-    cache = windowed(index, (5, 2), num_blocks=40)
-    assert cache.serve("ABCDEFGH").num_computed_here == 8
-    assert cache.match("ABCDEFGHI").num_tokens == 8
-    scan(cache, 2)
-    assert cache.match("ABCDEFGHI").num_tokens == 0
 
 
 # --- tails ----------------------------------------------------------------------------------
@@ -297,17 +241,6 @@ def test_the_smallest_window_pool_gets_any_sequence_to_its_end(index, window):
     tiny = tiny_scheduler(16, index=index, windows=(WindowConfig(window, least),))
     tiny.serve("long", ALPHABET * 2, max_tokens=12)
     assert len(tiny.outputs["long"]) == 12
-
-
-def test_two_sequences_take_turns_in_a_window_pool_for_one(index):
-    """The later one is preempted when the pool runs short, and both end."""
-    tiny = tiny_scheduler(32, index=index, windows=(WindowConfig(5, 3),), max_num_seqs=2)
-    tiny.add("first", "ABC", max_tokens=14)
-    tiny.add("later", "XYZ", max_tokens=14)
-    tiny.run()
-    assert tiny.scheduler.stats.num_preemptions > 0
-    assert tiny.sequences["first"].num_preemptions == 0
-    assert {name: len(text) for name, text in tiny.outputs.items()} == {"first": 14, "later": 14}
 
 
 def test_a_window_pool_that_cannot_hold_one_window_is_refused(index):

@@ -154,16 +154,6 @@ def test_what_another_cache_has_pinned_is_not_unpinned_here(index, layers):
     refused(ours, ReleasedTable, lambda: ours.manager.unpin(table))
 
 
-@FINDABLE_AT_ONCE
-def test_what_is_pinned_in_part_is_released_in_full(cache):
-    """ABCD is held; EF, which could be copied, is not, for a pin copies nothing."""
-    cache.serve("ABCDEFGH")
-    table = cache.manager.pin(prefix_key("ABCDEFXY"), 8)
-    assert len(table.blocks) == 1
-    cache.manager.unpin(table)
-    cache.prefix_cache.check()
-
-
 def test_a_failed_step_has_released_its_tables(cache):
     """As the example of the README invites: ``fail`` in ``except``, ``release`` in ``finally``."""
     table = cache.plan("one", "ABCDEFGH").table
@@ -220,36 +210,6 @@ def test_a_failed_step_releases_those_that_only_read_what_it_published(cache):
     cache.prefix_cache.check()
 
 
-def test_a_failed_step_is_taken_back_in_the_order_in_which_tables_found_blocks(cache):
-    """The older table publishes last, and then holds what the younger one has just published."""
-    old = cache.admit("old", "ABCDEFGH", upto=4).table
-    cache.plan("young", "ABCDEFGHIJKL")
-    cache.manager.publish(old, 8)
-    cache.manager.fail()
-    cache.prefix_cache.check()
-    assert cache.match("ABCDEFGHIJKL").num_tokens == 4
-
-
-@FINDABLE_AT_ONCE
-def test_a_step_whose_publisher_is_forked_after_others_have_joined_is_taken_back(cache):
-    """The follower holds what the parent has published, and comes after it all the same."""
-    cache.plan("parent", "ABCDEFGH")
-    cache.plan("follower", "ABCDEFGHIJ")
-    cache.fork("parent", "child")
-    cache.fail()
-    assert cache.match("ABCDEFGHI").num_tokens == 0
-
-
-@FINDABLE_AT_ONCE
-def test_a_publisher_that_computes_more_without_a_full_block_keeps_its_place(cache):
-    """Tokens 8 and 9 fill no block; what the follower holds was published before."""
-    table = cache.plan("leader", "ABCDEFGHIJ", upto=8).table
-    cache.plan("follower", "ABCDEFGHIJ")
-    cache.manager.publish(table, 10)
-    cache.manager.fail()
-    assert cache.match("ABCDEFGHI").num_tokens == 0
-
-
 @pytest.mark.parametrize("first", ["admitted first", "published first"])
 def test_a_failed_step_releases_what_was_admitted_in_it_and_not_published(cache, first):
     """Nothing will compute it: an embedder's ``except`` calls ``fail``, and has no other table."""
@@ -262,22 +222,6 @@ def test_a_failed_step_releases_what_was_admitted_in_it_and_not_published(cache,
     cache.manager.fail()
     refused(cache, ReleasedTable, lambda: cache.manager.release(table, 0))
     assert cache.manager.pool.num_free == 8, "law 9"
-
-
-def test_a_failed_step_releases_what_was_only_admitted(cache):
-    key = prefix_key("ABCDEFGH")
-    table, _ = cache.manager.admit(key, cache.manager.match(key))
-    cache.manager.fail()
-    refused(cache, ReleasedTable, lambda: cache.manager.release(table, 0))
-    assert not cache.manager.num_live_tables
-
-
-def test_a_failed_step_leaves_those_that_are_not_in_it(cache):
-    other = cache.admit("other", "QRST").table
-    cache.plan("one", "ABCDEFGH")
-    cache.manager.fail()
-    cache.manager.release(other, 4)
-    assert cache.match("QRSTU").num_tokens == 4
 
 
 @FINDABLE_AT_ONCE
@@ -316,14 +260,6 @@ def test_events_of_a_step_wait_until_it_is_computed(cache):
     assert settled
 
 
-def test_what_is_computed_once_more_is_not_released_either(cache):
-    """Its blocks are known, and become duplicates; its window and its state are published."""
-    cache.serve("ABCDEFGH")
-    table = cache.plan("one", "ABCDEFGHI", upto=8, reads=False).table
-    refused(cache, StepInProgress, lambda: cache.manager.release(table, 8), "commit")
-    cache.fail()
-
-
 def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):
     """One token past the key would name a block by fewer tokens than its KV has."""
     table = cache.admit("one", "ABCDEF").table
@@ -332,12 +268,6 @@ def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):
         refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.release(table, n))
     cache.finish("one")
     assert cache.match("ABCDEFGHI").num_tokens == (6 if cache.manager.config.seal_tails else 0)
-
-
-def test_a_token_that_a_sequence_does_not_have_yet_is_not_published(cache):
-    """It fills no block; appended after the commit, it would count as computed."""
-    table = cache.admit("one", "ABCDE").table
-    refused(cache, TableOverrun, lambda: cache.manager.publish(table, 6), "publish 5 to 5")
 
 
 # --- matches --------------------------------------------------------------------------------
@@ -430,25 +360,6 @@ def test_a_match_is_stale_once_another_prompt_was_published(cache):
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 
-def test_a_match_is_stale_once_the_sequence_that_it_hits_has_published_more(index):
-    """A radix node has grown in place: to hold all of it would hold too much."""
-    cache = tiny_cache(8, index=index)
-    cache.admit("leader", "ABCDEFGH", upto=4)
-    key = prefix_key("ABCDXYZW")
-    match = cache.manager.match(key)
-    cache.advance("leader", 8)
-    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
-
-
-def test_a_match_is_stale_once_blocks_were_evicted_and_nothing_published(index):
-    cache = tiny_cache(4, index=index)
-    cache.serve("ABCDEFGH")
-    key = prefix_key("ABCDEFGHI")
-    match = cache.manager.match(key)
-    cache.admit("stranger", "QRSTUVWXYZab", writes=False)
-    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
-
-
 @pytest.mark.parametrize(
     "layers",
     [{"windows": (WindowConfig(5, 3),)}, {"states": StateConfig(2, unit=4)}],
@@ -468,25 +379,6 @@ def test_a_match_is_stale_once_a_window_or_a_state_was_evicted_and_no_block(inde
         cache.finish(name)
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match), "match the key again")
     assert cache.manager.admit(key, cache.manager.match(key)) is not None
-
-
-@FINDABLE_AT_ONCE
-def test_a_match_is_stale_once_the_step_that_it_follows_has_failed(cache):
-    cache.plan("leader", "ABCDEFGH")
-    key = prefix_key("ABCDEFGHI")
-    match = cache.manager.match(key)
-    assert match.num_tokens == 8
-    cache.fail()
-    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
-
-
-@FINDABLE_AT_ONCE
-def test_a_match_is_stale_once_a_partial_block_was_published(cache):
-    cache.admit("other", "ABCDEFGHIJ")
-    key = prefix_key("ABCDEFGHIJK")
-    match = cache.manager.match(key)
-    cache.finish("other")
-    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 
 # --- requests -------------------------------------------------------------------------------
@@ -598,29 +490,6 @@ def test_a_digest_that_raises_leaves_nothing_half_published(index):
     cache.advance("one", 12)
     cache.commit()
     assert cache.match("QRSTUVWXYZabc").num_shared_tokens == 12
-
-
-@FINDABLE_AT_ONCE
-def test_a_table_that_is_copied_to_in_the_step_is_released_after_it(cache):
-    """Its block could be another sequence's before the copy runs, which comes after all writes."""
-    cache.serve("ABCDEFGHI")
-    key = prefix_key("ABCDEFxy")
-    table, copies = cache.manager.admit(key, cache.manager.match(key))
-    assert copies
-    refused(cache, StepInProgress, lambda: cache.manager.release(table, 0), "commit")
-    cache.manager.commit()
-    cache.manager.release(table, 0)
-
-
-def test_what_is_removed_without_what_continues_it_stays(cache):
-    """The second block would be cached and never found (law 8)."""
-    cache.serve("ABCDEFGH")
-    cache.serve("ABCDWXYZ")
-    index, key = cache.manager.index, prefix_key("ABCDEFGH")
-    [first, _] = index.match(key, 8).entries
-    removed = cache.manager.pool.remove(lambda entry: entry is first, index)
-    assert (removed, len(index.match(key, 8).blocks)) == (0, 2)
-    cache.prefix_cache.check()
 
 
 # --- company --------------------------------------------------------------------------------

@@ -19,16 +19,6 @@ def test_an_image_is_part_of_the_block_that_it_touches(cache):
     assert found(cache, "AB####CDE") == (0, 2)
 
 
-def test_an_image_deep_in_a_run_tells_its_block_from_another(cache):
-    """Equal tokens in every block; the third one shows a cat, and is not the dog's."""
-    cache.serve("ABCDEFGH####IJKL", images=[ImageSpan(b"cat", 8, 4)])
-    assert found(cache, "ABCDEFGH####IJKLM", images=[ImageSpan(b"dog", 8, 4)]) == (8, 0)
-    assert found(cache, "ABCDEFGH####IJKLM") == (8, 0)
-    dog = cache.serve("ABCDEFGH####IJKL", images=[ImageSpan(b"dog", 8, 4)])
-    assert dog.num_computed_here == 8
-    assert cache.picture().count("evictable") == 6
-
-
 def test_text_that_reads_like_an_image_finds_the_text_whichever_came_last(index):
     """Placeholders are tokens: the same run of them is cached with an image and without."""
     text, cat = "AB####CDEFGH", [ImageSpan(b"cat", 2, 4)]
@@ -45,13 +35,6 @@ def test_the_same_image_at_another_offset_is_another_content(cache):
     cache.serve("A####BCD", images=[ImageSpan(b"cat", 1, 4)])
     assert found(cache, "A####BCDE", images=[ImageSpan(b"cat", 2, 3)]) == (0, 1)
     assert found(cache, "A####BCDE", images=[ImageSpan(b"cat", 1, 3)]) == (0, 1)
-
-
-def test_text_behind_an_image_is_shared_only_with_the_same_image(cache):
-    cache.serve("####ABCDEFGH", images=[ImageSpan(b"cat", 0, 4)])
-    assert found(cache, "####ABCDEFGHI", images=[ImageSpan(b"cat", 0, 4)]) == (12, 0)
-    assert found(cache, "####ABCDEFGHI", images=[ImageSpan(b"dog", 0, 4)]) == (0, 0)
-    assert found(cache, "####ABCDEFXYZ", images=[ImageSpan(b"cat", 0, 4)]) == (8, 2)
 
 
 def test_image_tokens_are_never_copied_one_by_one(cache):
@@ -87,18 +70,6 @@ def test_it_is_known_where_a_hit_of_shared_tokens_will_end(index):
         assert cache.manager.deepest_hit(leader, shared, num_tokens) == deepest
         if num_tokens > 13 or num_tokens == 5:
             assert cache.manager.match(shared).num_tokens == deepest
-
-
-def test_a_tail_is_shared_up_to_the_first_image_that_differs(cache):
-    cache.serve("ABC#EFGH", images=[ImageSpan(b"cat", 3, 1)])
-    assert found(cache, "ABC#EFGH") == (0, 3)
-    assert found(cache, "ABC#EFGH", images=[ImageSpan(b"cat", 2, 2)]) == (0, 2)
-
-
-def test_a_partial_block_with_an_image_is_not_sealed(index):
-    cache = tiny_cache(4, index=index)
-    cache.serve("ABCDE##", images=[ImageSpan(b"cat", 5, 2)])
-    assert cache.picture() == "ABCD:evictable free free free"
 
 
 def test_variants_of_an_image_live_side_by_side(cache):

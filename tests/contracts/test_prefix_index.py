@@ -16,12 +16,6 @@ from tests.support.tiny_cache import tiny_cache
 # --- whole blocks ---------------------------------------------------------------------------
 
 
-def test_an_empty_cache_finds_nothing(index):
-    cache = tiny_cache(2, index=index)
-    assert found(cache, "ABCDE") == (0, 0)
-    assert list(cache.match("ABCDE").blocks) == []
-
-
 def test_a_prefix_hit_in_whole_blocks_ends_at_the_first_block_that_differs(index):
     cache = tiny_cache(4, index=index)
     cache.serve("ABCDEFGH")
@@ -30,47 +24,12 @@ def test_a_prefix_hit_in_whole_blocks_ends_at_the_first_block_that_differs(index
     assert cache.picture() == "ABCD:evictable EFGH:evictable free free"
 
 
-def test_blocks_are_named_in_token_order(index):
-    """Even where the table does not ascend."""
-    cache = tiny_cache(4, index=index)
-    cache.admit("early", "1")
-    cache.serve("ABCDEFGH")
-    cache.finish("early")
-    cache.serve("ABCDEFGHIJKL")
-    match = cache.match("ABCDEFGHIJKLM")
-
-    texts = dict(enumerate(cache.picture().replace(":evictable", "").split()))
-    assert [texts[block] for block in match.blocks] == ["ABCD", "EFGH", "IJKL"]
-
-
 def test_equal_blocks_behind_different_prefixes_are_different_content(cache):
     """Law 3: EFGH behind ABCD is not EFGH behind XBCD."""
     cache.serve("ABCDEFGH")
     assert found(cache, "XBCDEFGHI") == (0, 0)
     cache.serve("XBCDEFGH")
     assert cache.picture().count("EFGH:evictable") == 2
-
-
-def test_a_block_may_follow_itself(cache):
-    """AAAA AAAA AAAA: equal tokens at different depths."""
-    cache.serve("AAAAAAAA")
-    assert found(cache, "AAAAAAAAAAAA") == (8, 0)
-    cache.serve("AAAAAAAAAAAA")
-    assert found(cache, "AAAAAAAAAAAAA") == (12, 0)
-
-
-def test_generated_tokens_are_found_like_any_others(cache):
-    """Law 1: the next turn of a chat hits the last answer."""
-    cache.admit("chat", "ABCDEF")
-    cache.append("chat", "GHIJKL")
-    assert found(cache, "ABCDEFGHIJKLM") == (12, 0)
-
-
-def test_what_is_running_is_found_while_it_runs(cache):
-    """Law 5: a follower of the same step shares what its leader computes in it."""
-    cache.plan("leader", "ABCDEFGHIJ")
-    assert cache.plan("follower", "ABCDEFGHXY").num_shared == 8
-    cache.commit()
 
 
 def test_only_the_computed_part_of_a_chunked_prompt_is_found(cache):
@@ -111,13 +70,6 @@ def test_a_prompt_that_leaves_a_block_in_its_middle_copies_what_it_shares(index)
     assert match.tail.block == 1 and match.tail.num_tokens == 2
 
 
-def test_a_prompt_that_ends_inside_a_cached_block_copies_up_to_its_last_token(index):
-    cache = tiny_cache(4, index=index)
-    cache.serve("ABCDEFGHIJKL")
-    assert found(cache, "ABCDEFG") == (4, 2)
-    assert found(cache, "ABC") == (0, 2)
-
-
 def test_the_sibling_that_agrees_longest_is_copied(index):
     """Neighbours in sorted order on either side, and far ones that must not win."""
     cache = tiny_cache(16, index=index)
@@ -154,16 +106,6 @@ def test_the_partial_last_block_of_an_ended_sequence_is_found_token_by_token(ind
     assert found(cache, "ABCDUV") == (4, 1)
 
 
-def test_a_sealed_tail_is_never_a_whole_block(index):
-    """UV~ has two tokens: a longer prompt copies them, and fills a block of its own."""
-    cache = tiny_cache(4, index=index)
-    cache.serve("ABCDUV")
-    longer = cache.admit("longer", "ABCDUVWX")
-    assert (longer.num_shared, longer.num_copied) == (4, 2)
-    assert cache.picture() == "ABCD:held UV~:evictable UVWX:held free"
-    assert found(cache, "ABCDUVWXYZ") == (8, 0)
-
-
 def test_a_tail_that_a_sibling_begins_with_already_is_not_sealed_again(cache):
     cache.serve("ABCDUVWX")
     cache.serve("ABCDUV")
@@ -174,27 +116,11 @@ def test_a_tail_that_a_sibling_begins_with_already_is_not_sealed_again(cache):
     assert cache.picture().count("~") == 1
 
 
-def test_a_longer_tail_is_sealed_beside_a_shorter_one(cache):
-    cache.serve("ABCDU")
-    cache.serve("ABCDUV")
-    assert cache.picture().count("~") == 2
-    assert found(cache, "ABCDUVW") == (4, 2)
-
-
 def test_without_sealing_a_partial_block_is_forgotten(index):
     cache = tiny_cache(4, index=index, seal_tails=False)
     cache.serve("ABCDUV")
     assert cache.picture() == "ABCD:evictable free free free"
     assert found(cache, "ABCDUVWX") == (4, 0)
-
-
-def test_a_cancelled_prefill_leaves_what_it_computed_token_by_token(index):
-    """Six of ten tokens were computed: a block, and a tail of two."""
-    cache = tiny_cache(4, index=index)
-    cache.admit("cancelled", "ABCDEFGHIJ", upto=6)
-    cache.finish("cancelled")
-    assert cache.picture() == "ABCD:evictable EF~:evictable free free"
-    assert found(cache, "ABCDEFGHIJ") == (4, 2)
 
 
 # --- the index on its own -------------------------------------------------------------------
@@ -233,16 +159,6 @@ def test_contents_name_each_block_with_its_whole_prefix(cache):
     assert len(names) == 6
     plain = prefix_key("").identity.encoded
     assert (plain + array("I", map(ord, "ABCD")).tobytes(), _packed("EFGH")) in names
-
-
-def test_evicting_part_of_a_run_leaves_its_beginning_findable(index):
-    cache = tiny_cache(3, index=index)
-    cache.serve("ABCDEFGHIJKL")
-    sequence = cache.admit("one block", "XY")
-    assert sequence is not None and list(sequence.table.blocks) == [2]
-    cache.finish("one block")
-    cache.manager.check()
-    assert found(cache, "ABCDEFGHIJKLM") == (8, 0)
 
 
 def _packed(text: str) -> bytes:

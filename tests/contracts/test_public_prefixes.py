@@ -85,22 +85,6 @@ def test_an_answer_that_ends_in_the_first_private_block_is_not_sealed(cache):
     assert contents(cache) == {"ICLY": 1, "PUBL": 1}
 
 
-def test_who_comes_while_it_runs_finds_its_own_tenants_tail(cache):
-    """Law 5, behind a head: a follower of the same step shares what its leader computes."""
-    cache.plan("leader", TEXT + "aaaaaaaaX", **A)
-    follower = cache.plan("follower", TEXT + "aaaaaaaaY", **A)
-    stranger = cache.plan("stranger", TEXT + "aaaaaaaaY", **B)
-    assert (follower.num_shared, stranger.num_shared) == (16, 8)
-    cache.commit()
-
-
-def test_a_failed_step_takes_back_tails_and_leaves_the_head(cache):
-    cache.plan("a", TEXT + "aaaaaaaa", **A)
-    cache.plan("b", TEXT + "bbbb", **B)
-    cache.fail()
-    assert contents(cache) == {"ICLY": 1, "PUBL": 1}
-
-
 def test_erasing_a_tenant_removes_its_tails_and_leaves_the_head(cache):
     secret = TEXT + "verysecretlytoldx"
     cache.admit("a", secret, **A)
@@ -223,15 +207,6 @@ def test_a_reset_and_new_weights_end_a_publication(index):
         cache.manager.check()
         assert contents(cache) == {}
         assert not cache.prefix_cache.admin.is_public(SALT)
-
-
-def test_new_weights_leave_a_head_until_its_readers_have_ended(cache):
-    cache.serve(TEXT + "aaaaaaaa", **A)
-    cache.admit("a", TEXT + "aaaaX", **A)
-    cache.prefix_cache.admin.new_epoch()
-    cache.manager.check()
-    cache.finish("a")
-    assert contents(cache) == {}
 
 
 def test_a_tail_is_charged_to_its_tenant_and_the_head_is_not(index):

@@ -105,13 +105,6 @@ def test_the_fast_digest_is_seeded_by_process_and_fit_for_one():
     assert len(make_digest("xxh3_128")(b"block")) == 16
 
 
-def test_with_the_fast_digest_the_same_is_found():
-    cache = hash_cache(4, digest="xxh3_128")
-    cache.serve("ABCDEFGH")
-    assert cache.match("ABCDEFXY").num_tokens == 6
-    assert cache.match("ABCDXXXX").num_tokens == 4
-
-
 # --- collisions -----------------------------------------------------------------------------
 
 
@@ -130,24 +123,6 @@ def test_colliding_digests_never_serve_a_wrong_block():
     assert cache.match("ABCDEFGH?").num_tokens == 8
 
 
-def test_equal_blocks_behind_colliding_parents_are_told_apart():
-    """EFGH twice, with one digest for all four blocks."""
-    cache = colliding_cache(8)
-    cache.serve("ABCDEFGH")
-    cache.serve("XXXXEFGH")
-    assert list(cache.match("ABCDEFGH?").blocks) == [0, 1]
-    assert list(cache.match("XXXXEFGH?").blocks) == [2, 3]
-
-
-def test_evicting_one_of_two_colliding_blocks_leaves_the_other():
-    cache = colliding_cache(2)
-    cache.serve("ABCD")
-    cache.serve("WXYZ")
-    cache.admit("stranger", "!")
-    assert cache.match("ABCDE").num_tokens == 0
-    assert cache.match("WXYZE").num_tokens == 4
-
-
 # --- copies of one content ------------------------------------------------------------------
 
 
@@ -158,24 +133,6 @@ def twice(num_blocks: int, **settings) -> TinyCache:
     cache.serve("ABCD", reads=False)
     assert cache.picture().startswith("ABCD:evictable ABCD:evictable")
     return cache
-
-
-def test_of_two_copies_the_oldest_is_found():
-    assert list(twice(4).match("ABCDE").blocks) == [0]
-
-
-def test_when_the_oldest_copy_is_evicted_the_other_one_is_found():
-    cache = twice(2)
-    cache.admit("stranger", "!")
-    assert cache.picture() == "!:private ABCD:evictable"
-    assert list(cache.match("ABCDE").blocks) == [1]
-
-
-def test_only_the_last_copy_takes_the_content_along():
-    cache = twice(2)
-    cache.admit("one", "1")
-    cache.admit("two", "2")
-    assert cache.match("ABCDE").num_tokens == 0
 
 
 def test_a_copy_may_go_before_its_descendants_while_another_stays():
@@ -210,13 +167,3 @@ def test_the_source_of_a_copy_is_held_through_the_oldest_ancestors():
     assert cache.free_queue().split()[-1] == "1"
     cache.commit()
     assert cache.free_queue().split()[-2:] == ["1", "2"]
-
-
-def test_both_holders_of_equal_content_keep_their_own_tables():
-    """The append-only table: no block of a running request is ever exchanged."""
-    cache = hash_cache(4)
-    cache.admit("one", "ABCDE")
-    cache.admit("two", "ABCDF", reads=False)
-    assert (cache.blocks("one"), cache.blocks("two")) == ([0, 1], [2, 3])
-    cache.finish("one")
-    assert "ABCD:held" in cache.picture() and "ABCD:evictable" in cache.picture()

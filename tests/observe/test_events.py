@@ -18,7 +18,6 @@ from ostinato.observe.events import (
     EventBatch,
     EventLog,
 )
-from ostinato.settings import WindowConfig
 from tests.support.cache_views import letters, prefix_key
 from tests.support.tiny_cache import TinyCache, tiny_cache
 
@@ -249,42 +248,6 @@ def test_each_step_tells_what_it_stored_and_evicted(index):
     ]
 
 
-def test_a_block_is_removed_with_its_last_copy(index):
-    """Two sequences compute the same block in one step; no event tells of the second copy."""
-    cache = watched(3, index=index, seal_tails=False)
-    cache.plan("one", "ABCD")
-    cache.plan("two", "ABCD", reads=False)
-    cache.commit()
-    cache.finish("one")
-    cache.finish("two")
-    assert told(cache, "ABCD") == ["0+ ABCD"]
-    cache.serve("QRST")
-    cache.serve("MNOP")
-    before = told(cache, "ABCD", "QRST", "MNOP")
-    assert "0+ ABCD" in before and before.count("0+ ABCD") == 1
-    cache.serve("EFGHIJKLUVWX")
-    lines = told(cache, "ABCD", "QRST", "MNOP", "EFGHIJKLUVWX")
-    assert sum("ABCD" in line for line in lines) == 2, "stored once, removed once"
-
-
-def test_a_failed_step_announces_nothing(index):
-    """But what it evicted is gone."""
-    cache = watched(2, index=index, seal_tails=False)
-    cache.serve("ABCDEFGH")
-    cache.plan("fails", "QRST")
-    cache.fail()
-    assert told(cache, "ABCDEFGH", "QRST") == ["0+ ABCD EFGH", "1- EFGH"]
-
-
-def test_sealed_tails_are_not_announced(index):
-    cache = watched(4, index=index)
-    cache.serve("ABCDEF")
-    assert "EF~" in cache.picture()
-    assert told(cache, "ABCD") == ["0+ ABCD"]
-    cache.serve("Q" * 16)
-    assert told(cache, "ABCD", "Q" * 16) == ["0+ ABCD", "1- ABCD", "1+ QQQQ QQQQ QQQQ QQQQ"]
-
-
 def test_a_reset_is_told_as_removals_and_a_clearing(index):
     """So that who missed something before knows everything from here on."""
     cache = watched(4, index=index)
@@ -293,30 +256,6 @@ def test_a_reset_is_told_as_removals_and_a_clearing(index):
     assert told(cache, "ABCDEFGH")[-1] == "cleared"
     cache.prefix_cache.admin.reset()
     assert told(cache, "ABCDEFGH")[-2:] == ["cleared", "cleared"]
-
-
-def test_who_may_not_write_is_not_announced(index):
-    cache = watched(4, index=index)
-    cache.serve("ABCDEFGH", writes=False)
-    assert told(cache) == []
-
-
-def test_windows_tell_of_their_own_blocks(index):
-    """A block of a window is stored and removed in its group, and stays in the other."""
-    cache = watched(8, index=index, windows=(WindowConfig(5, 2),), seal_tails=False)
-    cache.serve("ABCDEFGH")
-    cache.serve("QRSTUVWX")
-    events = cache.prefix_cache.events
-    assert events is not None
-    groups = [
-        (type(event).__name__, event.group, len(event.digests))
-        for batch in events.replay(0) or ()
-        for event in batch.events
-        if not isinstance(event, AllCleared)
-    ]
-    assert groups.count(("BlockStored", 0, 2)) == 2
-    assert groups.count(("BlockStored", 1, 1)) == 4
-    assert groups.count(("BlockRemoved", 1, 1)) == 2
 
 
 @pytest.mark.parametrize("digest", ["sha256", "xxh3_128", lambda data: b"the worst"])

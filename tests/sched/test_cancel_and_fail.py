@@ -2,7 +2,6 @@
 
 import pytest
 
-from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_scheduler import tiny_scheduler
 
 # --- cancel ---------------------------------------------------------------------------------
@@ -27,21 +26,6 @@ def test_cancelling_in_the_middle_of_a_prompt_leaves_what_was_computed(index):
     tiny.checks.nothing_runs()
     tiny.add("two", "ABCDEFGHIJ")
     assert tiny.step() == "two:....,,GHIJ"
-
-
-def test_without_sealed_tails_whole_blocks_are_left(index):
-    tiny = tiny_scheduler(budget=6, index=index, seal_tails=False)
-    tiny.add("one", "ABCDEFGHIJ")
-    tiny.step()
-    tiny.cancel("one")
-    tiny.add("two", "ABCDEFGHIJ")
-    assert tiny.step() == "two:....EFGHIJ"
-
-
-def test_cancelling_a_request_that_is_not_live_does_nothing(tiny):
-    assert tiny.cancel("never seen") == []
-    tiny.serve("one", "ABC")
-    assert tiny.cancel("one") == []
 
 
 def test_the_seat_and_the_blocks_of_a_cancelled_request_are_free_at_once(index):
@@ -85,17 +69,6 @@ def test_a_prefill_that_got_nothing_of_a_failed_step_goes_on(index):
     assert tiny.step() == "one:AB two:GH many:Q"
     assert tiny.failing_step() == "many:a many/1:k many/2:u one:CD"
     assert tiny.run() == ["two:IJ", "two:KL"]
-
-
-def test_followers_that_found_blocks_of_the_failed_step_end_with_it(tiny):
-    """Copies, shared blocks and siblings of one step, taken back in one go."""
-    tiny.add("one", "ABCDEFGH", n=2, max_tokens=3)
-    tiny.add("two", "ABCDEFxy", max_tokens=3)
-    tiny.add("three", "ABCDEFxyz", n=2, max_tokens=3)
-    assert tiny.failing_step() == "one:ABCDEFGH two:....,,xy three:........z"
-    assert set(tiny.reasons.values()) == {"error"}
-    tiny.checks.nothing_runs()
-    assert list(cached_blocks(tiny.cache.manager.index)) == []
 
 
 @pytest.mark.parametrize("step", range(4))
@@ -146,29 +119,3 @@ def test_a_prompt_from_which_nothing_can_be_sampled_ends_all_its_continuations(i
 
 
 # --- the discipline of steps ----------------------------------------------------------------------
-
-
-def test_a_step_is_planned_when_the_last_one_has_ended(tiny):
-    tiny.add("one", "ABC")
-    tiny.scheduler.plan()
-    with pytest.raises(AssertionError, match="neither committed nor failed"):
-        tiny.scheduler.plan()
-
-
-def test_between_plan_and_commit_no_request_is_removed(tiny):
-    """The runner is writing to their blocks."""
-    tiny.add("one", "ABC")
-    tiny.scheduler.plan()
-    with pytest.raises(AssertionError, match="a step is under way"):
-        tiny.scheduler.cancel("one")
-    with pytest.raises(AssertionError, match="a step is under way"):
-        tiny.scheduler.preempt_all()
-
-
-def test_a_request_may_arrive_while_a_step_runs(tiny):
-    """It is planned in the next one."""
-    tiny.add("one", "ABC")
-    plan = tiny.scheduler.plan()
-    tiny.add("two", "DEF")
-    tiny.scheduler.commit(tiny.runner.execute(plan))
-    assert [chr(token) for token in tiny.scheduler.plan().sequences[0].tokens] == ["D", "E", "F"]

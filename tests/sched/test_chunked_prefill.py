@@ -93,14 +93,6 @@ def test_hits_take_nothing_of_the_budget():
     assert tiny.step() == "second:............xyz third:........vwx"
 
 
-def test_a_chunk_may_end_in_the_middle_of_a_block():
-    """Only the full block of it is found by others."""
-    tiny = tiny_scheduler(budget=6)
-    tiny.add("long", "ABCDEFGHIJ")
-    tiny.step()
-    assert tiny.cache.manager.match(tiny.sequences["long"].key).num_tokens == 4
-
-
 # --- max_chunk_tokens ------------------------------------------------------------------------
 
 
@@ -110,13 +102,6 @@ def test_a_limit_on_chunks_lets_a_short_prompt_pass_a_long_one():
     tiny.add("long", "ABCDEFGHIJKLMNOP")
     tiny.add("short", "QR")
     assert tiny.step() == "long:ABCD short:QR"
-
-
-def test_a_limit_on_chunks_holds_in_every_step():
-    """Even where the rest of the budget is left over."""
-    tiny = tiny_scheduler(budget=6, max_chunk_tokens=4)
-    tiny.add("long", "ABCDEFGHIJ")
-    assert tiny.run() == ["long:ABCD", "long:EFGH", "long:IJ"]
 
 
 def test_no_request_is_admitted_while_a_prefill_gets_nothing():

@@ -13,14 +13,6 @@ def test_a_prompt_is_computed_and_its_first_token_sampled_in_one_step():
     assert tiny.outputs == {"one": "ab"}
 
 
-def test_the_last_token_of_an_answer_is_never_computed():
-    """Three tokens take three steps: its KV would be of no use."""
-    tiny = tiny_scheduler()
-    tiny.add("one", "ABC", max_tokens=3)
-    assert tiny.run() == ["one:ABC", "one:a", "one:b"]
-    assert tiny.outputs == {"one": "abc"}
-
-
 def test_a_request_joins_those_that_decode_in_the_next_step():
     """No request waits for a batch to end; decodes stand before prefills."""
     tiny = tiny_scheduler()
@@ -41,13 +33,6 @@ def test_no_more_than_max_num_seqs_run():
     assert tiny.step() == "one:ABC two:DEF"
     assert tiny.state == "one | three"
     assert tiny.step() == "one:a three:GHI"
-
-
-def test_a_seat_for_one_serves_everybody_in_turn():
-    tiny = tiny_scheduler(max_num_seqs=1, budget=4)
-    tiny.add("one", "ABC", max_tokens=2)
-    tiny.add("two", "DEF", max_tokens=2)
-    assert tiny.run() == ["one:ABC", "one:a", "two:DEF", "two:a"]
 
 
 def test_without_requests_nothing_is_planned():

@@ -31,29 +31,12 @@ def test_siblings_of_a_prompt_of_whole_blocks_copy_nothing(tiny):
     assert tiny.run() == ["one:a one/1:k"]
 
 
-def test_with_prefix_caching_off_siblings_copy_every_block(index):
-    tiny = tiny_scheduler(index=index, enable_prefix_caching=False)
-    tiny.add("one", "ABCDEF", n=2, max_tokens=2)
-    assert tiny.step() == "one:ABCDEF"
-    assert [run.num_tokens for run in tiny.plan.copies] == [4, 2]
-    assert tiny.run() == ["one:a one/1:k"]
-
-
 def test_a_prompt_that_copies_and_forks_in_one_step_copies_from_the_source(tiny):
     """Its siblings cannot read slots that are copied in the same step."""
     tiny.serve("before", "ABCDEFGH")
     tiny.add("one", "ABCDEFx", n=2, max_tokens=2)
     assert tiny.step() == "one:....,,x"
     assert tiny.run() == ["one:a one/1:k"]
-
-
-def test_siblings_are_forked_when_a_chunked_prompt_is_complete(index):
-    tiny = tiny_scheduler(index=index, budget=4)
-    tiny.add("one", "ABCDEF", n=2, max_tokens=2)
-    assert tiny.step() == "one:ABCD"
-    assert tiny.state == "one |"
-    assert tiny.step() == "one:EF"
-    assert tiny.state == "one one/1 |"
 
 
 def test_a_sibling_without_room_waits_first_token_in_hand(index):

@@ -47,14 +47,6 @@ def test_a_pool_of_one_document_computes_it_once_or_for_every_question(order):
     assert tiny.scheduler.stats.computed_prompt_tokens == expected
 
 
-def test_priority_goes_before_a_cached_prefix():
-    tiny = tiny_scheduler(max_num_seqs=1, order="longest_prefix")
-    tiny.add("late", "AAAAx", priority=1)
-    tiny.add("first", "AAAAy")
-    tiny.add("urgent", "BBBB", priority=-1)
-    assert names_of(tiny.run()) == ["urgent", "first", "late"]
-
-
 def test_no_sequence_is_overtaken_more_often_than_the_bound():
     """Two questions on the cached document pass the stranger; then it goes first."""
     tiny = tiny_scheduler(max_num_seqs=1, order="longest_prefix", max_overtakes=2)

@@ -44,18 +44,6 @@ def test_a_preempted_sequence_finds_what_is_still_cached(index):
     assert tiny.outputs == {"one": "abcd", "two": "abcd"}
 
 
-def test_a_preempted_sequence_whose_blocks_stayed_computes_one_token(index):
-    """As after any other full hit."""
-    tiny = tiny_scheduler(num_blocks=8, index=index)
-    tiny.add("one", "ABCDEFG", max_tokens=4)
-    tiny.step()
-    tiny.step()
-    tiny.preempt_all()
-    assert tiny.state == "| one"
-    assert tiny.step() == "one:........b"
-    assert tiny.run() == ["one:c"]
-
-
 def test_a_preempted_sequence_computes_anew_what_was_evicted_meanwhile(index):
     """Its tail first, so that what is left can still be used (law 8)."""
     tiny = tiny_scheduler(num_blocks=4, index=index, max_num_seqs=1)
@@ -137,14 +125,6 @@ def test_the_first_in_rank_is_never_preempted(index):
     assert list(tiny.reasons) == ["one", "two", "three", "four"]
     assert set(tiny.outputs.values()) == {"abcdefghijk"}
     assert tiny.sequences["one"].num_preemptions == 0
-
-
-def test_preemption_is_counted_per_sequence_and_in_all(index):
-    tiny = crowded(index)
-    tiny.run()
-    assert tiny.sequences["one"].num_preemptions == 0
-    assert tiny.sequences["two"].num_preemptions == 1
-    assert tiny.scheduler.stats.num_preemptions == 1
 
 
 def test_what_hit_at_first_admission_is_kept_when_a_sequence_comes_back(index):

@@ -5,7 +5,6 @@ the one before it. The pool of group 0 is large in all of these.
 """
 
 from ostinato.settings import StateConfig, WindowConfig
-from tests.support.cache_views import windows_of
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 
@@ -75,26 +74,6 @@ def test_no_request_waits_for_what_left_the_leader_s_window(index):
     assert [tiny.step(), tiny.step()] == ["leader:IJKL stranger:1234", "stranger:5 leader:MNOP"]
     tiny.add("follower", "ABCDxy")
     assert tiny.step() == "leader:QRST follower:ABCD"
-
-
-def test_siblings_copy_and_share_in_every_group(index):
-    """Full blocks in the window are shared; the last one is copied in both groups."""
-    tiny = windowed(index, window_blocks=5)
-    tiny.add("one", "ABCDEF", n=3, max_tokens=4)
-    assert tiny.step() == "one:ABCDEF"
-    assert [run.group for run in tiny.plan.copies] == [0, 1, 0, 1]
-    tiny.run()
-    assert tiny.outputs == {"one": "abcd", "one/1": "klmn", "one/2": "uvwx"}
-
-
-def test_a_failed_step_leaves_nothing_in_any_window(index):
-    tiny = windowed(index, window_blocks=4)
-    tiny.add("one", "ABCDEFGH", n=2, max_tokens=3)
-    tiny.add("two", "ABCDEFxy")
-    tiny.failing_step()
-    assert list(windows_of(tiny.cache.manager)[0].copies()) == []
-    tiny.serve("again", "ABCDEFGH", max_tokens=2)
-    assert tiny.outputs["again"] == "ab"
 
 
 def test_a_window_with_room_for_less_than_a_chunk_of_states_computes_as_far_as_it_goes(index):

@@ -60,18 +60,6 @@ def test_a_running_request_goes_on_and_publishes_nothing_more(cache):
     assert window_contents(cache) == 0
 
 
-def test_a_prompt_under_way_is_completed_on_the_old_weights(cache):
-    """Chunked prefill: half of it is computed when the weights change."""
-    cache.plan("running", "ABCDEFGHIJKL", upto=8)
-    cache.commit()
-    new_epoch(cache)
-    cache.advance("running", 12)
-    cache.commit()
-    assert "IJKL:private" in cache.picture()
-    cache.finish("running")
-    assert cache.picture().split() == FREE
-
-
 def test_old_content_is_gone_when_its_last_reader_ends(cache):
     cache.admit("one", "ABCDEFGHIJ")
     cache.admit("two", "ABCDEFGHXY")
@@ -92,19 +80,6 @@ def test_content_of_the_new_weights_stays_when_a_reader_of_the_old_ends(cache):
     assert cache.picture().count("evictable") == 2
 
 
-def test_the_child_of_a_request_of_the_old_weights_publishes_nothing(cache):
-    cache.admit("parent", "ABCDEF")
-    new_epoch(cache)
-    cache.append("parent", "G")
-    cache.advance("parent", 7)
-    assert cache.fork("parent", "child") is not None
-    cache.commit()
-    assert cache.append("child", "XYZ")
-    cache.finish("parent")
-    cache.finish("child")
-    assert cache.picture().split() == FREE
-
-
 def test_leases_end_with_the_weights(cache):
     """Also one on what a running request still reads."""
     cache.admit("running", "ABCDEFGH")
@@ -116,16 +91,6 @@ def test_leases_end_with_the_weights(cache):
     assert "abcd" not in cache.picture() and "ABCD:held" in cache.picture()
     cache.finish("running")
     assert cache.picture().split() == FREE
-
-
-def test_a_step_that_fails_after_the_change_leaves_nothing(cache):
-    cache.admit("old", "ABCDEFGH", upto=4)
-    new_epoch(cache)
-    cache.plan("new", "ABCDEFGHIJ", epoch=1)
-    cache.advance("old", 8)
-    cache.fail()
-    assert cache.picture().split() == FREE
-    assert window_contents(cache) == 0
 
 
 def test_who_waits_is_looked_up_under_the_weights_of_now(cache):

@@ -22,7 +22,7 @@ from ostinato.tenants.terms import (
     LeaseStatus,
     LeaseTerms,
 )
-from tests.support.cache_views import prefix_key, windows_of
+from tests.support.cache_views import prefix_key
 from tests.support.memory_search import reachable
 from tests.support.tiny_cache import TinyCache, tiny_cache
 
@@ -82,11 +82,6 @@ def test_where_there_is_nothing_to_hold_a_lease_is_rejected(cache, prompt, reaso
     cache.serve("ABCDEFGH")
     assert lease(cache, prompt) == LeaseReceipt(LeaseStatus.REJECTED, reason=reason)
     assert cache.prefix_cache.admin.num_leases == 0
-
-
-def test_a_lease_holds_no_other_tenant_s_blocks(cache):
-    cache.serve("ABCDEFGH", tenant=b"one")
-    assert lease(cache, "ABCDEFGH", tenant=b"two").status is LeaseStatus.REJECTED
 
 
 def test_all_leases_together_leave_what_the_longest_sequence_needs(index):
@@ -152,17 +147,6 @@ def test_a_pinned_path_survives_a_flood(cache):
     assert cache.match("abcdefgh!").num_tokens == 0
 
 
-def test_a_released_lease_keeps_nothing(cache):
-    cache.serve("ABCDEFGH")
-    receipt = lease(cache, "ABCDEFGH")
-    assert cache.prefix_cache.admin.end_lease(receipt.lease_id)
-    assert not cache.prefix_cache.admin.end_lease(receipt.lease_id), "it ends once"
-    cache.manager.check()
-    flood(cache)
-    assert cache.match("ABCDEFGH!").num_tokens == 0
-    assert cache.manager.pool.num_free == 8
-
-
 def test_whatever_is_pinned_the_longest_request_runs(index):
     """Everything that was ever served is leased; five blocks stay, and five are needed."""
     cache = tiny_cache(8, index=index, reserved_blocks=5)
@@ -172,26 +156,6 @@ def test_whatever_is_pinned_the_longest_request_runs(index):
         lease(cache, prompt)
     assert cache.prefix_cache.admin.num_leased_blocks == 3
     assert cache.admit("longest", "ABCDEFGHIJKLMNOPQRST") is not None
-
-
-def test_a_lease_on_what_runs_outlives_it(cache):
-    cache.admit("running", "ABCDEFGH")
-    lease(cache, "ABCDEFGH")
-    cache.finish("running")
-    flood(cache)
-    assert cache.match("ABCDEFGH!").num_tokens == 8
-
-
-def test_a_lease_holds_the_window_before_its_end_as_well(index):
-    """Window 6: a hit of eight tokens needs two blocks of the window group."""
-    cache = tiny_cache(8, index=index, windows=(WindowConfig(6, 8),))
-    cache.serve("ABCDEFGH")
-    receipt = lease(cache, "ABCDEFGH")
-    assert receipt.status is LeaseStatus.ACCEPTED
-    flood(cache)
-    assert cache.match("ABCDEFGH!").num_tokens == 8
-    cache.prefix_cache.admin.end_lease(receipt.lease_id)
-    assert all(g.pool.num_free == 8 for g in windows_of(cache.manager))
 
 
 def test_leases_leave_a_window_s_pool_enough_for_one_sequence(index):
@@ -206,21 +170,6 @@ def test_leases_leave_a_window_s_pool_enough_for_one_sequence(index):
 
 
 # --- for how long -------------------------------------------------------------------------
-
-
-def test_a_lease_ends_when_its_time_is_up(cache):
-    cache.serve("ABCDEFGH")
-    receipt = lease(cache, "ABCDEFGH", FOR_FIVE)
-    assert receipt.expires_s == cache.num_steps + 5
-    assert wait(cache, 4) == 1
-    assert wait(cache, 1) == 0
-    assert cache.picture().startswith("ABCD:evictable EFGH:evictable")
-
-
-def test_a_pin_never_ends_by_itself(cache):
-    cache.serve("ABCDEFGH")
-    lease(cache, "ABCDEFGH")
-    assert wait(cache, 10**9) == 1
 
 
 @pytest.mark.parametrize(
@@ -255,14 +204,6 @@ def test_a_lease_is_refreshed_by_who_uses_all_of_it(cache, prompt, tenant, refre
     wait(cache, 3)
     cache.serve(prompt, tenant=tenant)
     assert wait(cache, 1) == int(refreshes)
-
-
-def test_who_does_not_read_the_cache_refreshes_nothing(cache):
-    cache.serve("ABCDEFGH")
-    lease(cache, "ABCDEFGH", FOR_FIVE_REFRESHED)
-    wait(cache, 3)
-    cache.serve("ABCDEFGHI", reads=False)
-    assert wait(cache, 1) == 0
 
 
 LEASED = [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 4, 5], [6, 7]]

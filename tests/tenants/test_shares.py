@@ -37,29 +37,6 @@ def test_a_running_tenant_may_exceed_its_quota_and_keeps_no_more_afterwards(inde
     assert cache.match("ABCDEFGHIJKL", tenant=b"a").num_tokens == 8
 
 
-def test_a_quota_counts_partial_blocks(index):
-    cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
-    cache.serve("ABCDEFGHIJ", tenant=b"a")
-    assert cache.picture() == "ABCD:evictable EFGH:evictable " + " ".join(["free"] * 6)
-
-
-def test_of_two_running_requests_the_first_to_end_pays(index):
-    """Together they hold twice the quota; what is read is not trimmed."""
-    cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
-    cache.admit("one", "ABCDEFGH", tenant=b"a")
-    cache.admit("two", "IJKLMNOP", tenant=b"a")
-    cache.finish("one")
-    assert cache.picture().split()[:4] == ["free", "free", "IJKL:held", "MNOP:held"]
-    cache.finish("two")
-    assert cache.picture().split()[2:4] == ["IJKL:evictable", "MNOP:evictable"]
-
-
-def test_tenants_without_a_share_have_no_bound(index):
-    cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=1)})
-    cache.serve("ABCDEFGHIJKLMNOPQRST", tenant=b"b")
-    assert cache.picture().count("evictable") == 5
-
-
 def test_a_tenant_above_its_quota_is_evicted_before_older_blocks_of_others(index):
     """Three blocks have left a's window while it runs, and it may keep one: the deepest two go."""
     shares = {b"a": TenantShare(quota=2)}  # of sixteen; of the window's eight blocks it is one
@@ -72,34 +49,6 @@ def test_a_tenant_above_its_quota_is_evicted_before_older_blocks_of_others(index
 
 
 # --- guarantees -------------------------------------------------------------------------------
-
-
-def test_a_guarantee_cannot_be_taken_by_others(index):
-    """Six blocks, two of them a's: four can be had, and not a fifth."""
-    cache = tiny_cache(6, index=index, tenant_shares={b"a": TenantShare(guaranteed=2)})
-    cache.serve("ABCDEFGH", tenant=b"a")
-    assert cache.admit("five", "12345678901234567", tenant=b"b") is None
-    assert cache.admit("four", "1234567890123456", tenant=b"b") is not None
-    assert cache.match("ABCDEFGH!", tenant=b"a").num_tokens == 8
-
-
-def test_what_is_above_a_guarantee_can_be_taken_from_the_tail(index):
-    cache = tiny_cache(6, index=index, tenant_shares={b"a": TenantShare(guaranteed=1)})
-    cache.serve("ABCDEFGHIJKL", tenant=b"a")
-    assert cache.admit("five", "12345678901234567890", tenant=b"b") is not None
-    assert cache.match("ABCDEFGHIJKL!", tenant=b"a").num_tokens == 4
-
-
-def test_a_guarantee_binds_others_and_not_its_owner(index):
-    cache = tiny_cache(4, index=index, tenant_shares={b"a": TenantShare(guaranteed=3)})
-    cache.serve("ABCDEFGHIJKL", tenant=b"a")
-    assert cache.admit("all", "1234567890123456", tenant=b"a") is not None
-
-
-def test_a_guarantee_that_is_not_used_is_lent(index):
-    """It says what others cannot evict, not what must lie idle."""
-    cache = tiny_cache(4, index=index, tenant_shares={b"a": TenantShare(guaranteed=3)})
-    assert cache.admit("all", "1234567890123456", tenant=b"b") is not None
 
 
 @pytest.mark.parametrize(
