@@ -336,7 +336,7 @@ class LruShadow:
             batch.unlink()
 
     def trim(self, num_blocks: int) -> None:
-        """Let LRU evict what is beyond so many blocks, in O(1) amortised."""
+        """Evict from LRU what is beyond ``num_blocks`` blocks, in O(1) amortised."""
         self.is_trimmed = True
         edge = self._edge
         excess = self._num_recent + self._num_at_edge - num_blocks

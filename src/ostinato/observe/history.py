@@ -366,7 +366,7 @@ class RequestHistory(CacheObserver):
         return self._in_step
 
     def _charge(self, record: RequestRecord, num_tokens: int) -> None:
-        """Let a record take so many more tokens, unless it was dropped before it ended."""
+        """Let a record take ``num_tokens`` more, unless it was dropped before it ended."""
         if record.number >= self._records[0].number:
             self._num_tokens += num_tokens
             record.charge += num_tokens

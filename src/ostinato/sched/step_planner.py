@@ -31,7 +31,7 @@ class PromptRoom:
         return 2**31
 
     def take(self, start: int, num_tokens: int) -> None:
-        """Note that a prompt computes so many tokens after ``start`` others in this step.
+        """Note that a prompt computes ``num_tokens`` tokens after ``start`` others in this step.
 
         A negative number gives them back.
         """
@@ -69,8 +69,8 @@ class Drafts:
 class StepPlanner:
     """One step, while it is planned.
 
-    Prefills that will go on after it are *leaders*: others wait for them to compute a prefix (law
-    1, single flight). Nothing about the wait is stored: each step derives it again from the running
+    Prefills that continue after it are *leaders*; other prompts wait for their prefixes (law 1,
+    single flight). Nothing about the wait is stored: each step derives it again from the running
     sequences. If a leader is cancelled, fails or is preempted, its followers are admitted without
     it, so no sequence waits for one that makes no progress. A prompt that is finished in this step
     needs no wait: its blocks can be found once they are planned; its states, after the step.
@@ -183,7 +183,7 @@ class StepPlanner:
         return True
 
     def _try_fork(self, table: BlockTable, child: Sequence, end: int = 0) -> bool:
-        """Run a sequence on a fork of another's table, if so many tokens could have slots."""
+        """Run a sequence on a fork of another's table, if ``end`` tokens could have slots."""
         forked = self._cache.fork(table) if self._cache.growable(table, end) == end else None
         if forked is None:
             self._is_short = True
@@ -337,7 +337,7 @@ class StepPlanner:
         self._publish(chunk)
 
     def _add_leader(self, sequence: Sequence, num_planned: int) -> None:
-        """Note a running sequence that has computed so many tokens after this step."""
+        """Note a running sequence that has ``num_planned`` computed tokens after this step."""
         table = sequence.table
         if table is not None and table.writes and num_planned < len(sequence.key.tokens):
             if self._cache.chunk_unit is not None:  # states are findable after the step

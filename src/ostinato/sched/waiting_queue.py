@@ -50,7 +50,7 @@ class StepRoom(NamedTuple):
 
 
 class WaitingOrder:
-    """The port of waiting orders: which sequence is tried next, and how much of a step may it take?
+    """The port of waiting orders: ranks waiting sequences, and bounds a prompt's share of a step.
 
     By default they are tried by priority, then by arrival, and take all that is left.
     """
@@ -79,7 +79,7 @@ class WaitingOrder:
         """Note which sequence was admitted, and which still wait."""
 
     def planned(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that a running sequence computes so many tokens in this step."""
+        """Note that a running sequence computes ``num_tokens`` tokens in this step."""
 
 
 MakeOrder = Callable[[NumCachedTokens], WaitingOrder]
