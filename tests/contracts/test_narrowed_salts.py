@@ -1,9 +1,8 @@
 """A client narrows its tenant's salt: it finds less, and gets no more of anything."""
 
-from ostinato.core.identity import tenant_of
+from ostinato.core.identity import derive_salt, tenant_of
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import TenantShare
-from ostinato.tenants.terms import derive_salt
 from tests.support.tiny_cache import tiny_cache
 
 TEAM = derive_salt("tenant", "team").encode()

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.identity import ImageSpan, tenant_of
+from ostinato.core.identity import ImageSpan, derive_salt, tenant_of
 from ostinato.core.tokens import num_common_tokens
 from ostinato.errors import BrokenTrace
-from ostinato.tenants.terms import derive_salt
 from ostinato.traces.anonymizer import TokenHasher, unpack_names
 
 rows = st.lists(st.integers(0, 2), max_size=12).map(lambda tokens: array("I", tokens))

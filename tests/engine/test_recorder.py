@@ -9,11 +9,12 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError
+from ostinato.core.identity import derive_salt
 from ostinato.engine.requests.prompts import parse_prompt
 from ostinato.lab.replay.replay import Replay, ReplayedRequest
 from ostinato.lab.traces.recording import Recording, read_recording
 from ostinato.settings import TenantShare
-from ostinato.tenants.terms import LeaseTerms, derive_salt
+from ostinato.tenants.terms import LeaseTerms
 from ostinato.traces.anonymizer import unpack_names
 from tests.engine.stepping import StepByStep, async_llm
 from tests.support.pairs import pairwise

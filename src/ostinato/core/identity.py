@@ -33,6 +33,20 @@ def tenant_of(salt: bytes) -> bytes:
     return salt.partition(SALT_SEPARATOR.encode())[0]
 
 
+def derive_salt(salt: str, cache_salt: str) -> str:
+    """Return the salt of a tenant's request whose client sent one of its own.
+
+    The tenant's comes first, so that nothing a client sends reaches another tenant's; an empty
+    one is the shared namespace, which clients may divide as they like.
+    """
+    return f"{salt}{SALT_SEPARATOR}{cache_salt}" if salt and cache_salt else salt or cache_salt
+
+
+def is_salt_of(salt: str, tenant: str) -> bool:
+    """Whether a salt is a tenant's, or was derived from it."""
+    return salt == tenant or tenant_of(salt.encode()) == tenant.encode()
+
+
 @dataclass(frozen=True)
 class Identity:
     """The facts on which two sequences must agree before they share any KV.

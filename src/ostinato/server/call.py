@@ -4,13 +4,14 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ostinato.core.identity import derive_salt
 from ostinato.engine.ledger.continuation import TurnReport
 from ostinato.engine.ledger.turns import OpenTurn
 from ostinato.engine.requests.prompts import Prompt, TokenIds
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.server.access.callers import Caller
-from ostinato.tenants.terms import LeaseTerms, derive_salt
+from ostinato.tenants.terms import LeaseTerms
 
 
 @dataclass(frozen=True, slots=True)

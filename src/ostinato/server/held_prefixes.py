@@ -11,12 +11,13 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+from ostinato.core.identity import is_salt_of
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.server.call import Covered
-from ostinato.tenants.terms import LeaseReceipt, LeaseTerms, is_salt_of
+from ostinato.tenants.terms import LeaseReceipt, LeaseTerms
 
 MAX_HELD = 4096
 """Most leases that are remembered; a forgotten one still expires by itself."""

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.errors import RequestError
+from ostinato.core.identity import derive_salt
 from ostinato.engine.grammar.thinking_budget import ThinkingBudget
 from ostinato.engine.prompts.chat_turns import RenderedChat
 from ostinato.engine.requests.prompts import Prompt
@@ -37,7 +38,6 @@ from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer
 from ostinato.server.state import ServerState
 from ostinato.settings import KeepReasoning
-from ostinato.tenants.terms import derive_salt
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 

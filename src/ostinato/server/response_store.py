@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from ostinato.core.identity import is_salt_of
 from ostinato.protocol.conversation import Message
-from ostinato.tenants.terms import is_salt_of
 
 MAX_PER_TENANT = 512
 MAX_BYTES = 64 * 2**20

@@ -24,6 +24,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from ostinato.core.identity import derive_salt
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt, whole_characters
 from ostinato.engine.requests.sampling_params import SamplingParams
@@ -44,7 +45,6 @@ from ostinato.server.serving import check_room, hold_places, last_output, serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import until_gone
 from ostinato.server.usage import Usage
-from ostinato.tenants.terms import derive_salt
 
 MAX_WINDOW = 128
 """Calls of one request that are in the engine at once."""

@@ -2,7 +2,7 @@
 
 Files in reading order:
 
-* ``terms``: terms of leases, receipts, and the salts of tenants
+* ``terms``: terms of leases, and receipts
 * ``shares``: ``TenantShares``, the port ``BlockShares`` with an account per tenant
 * ``lease_tree``: leased prefixes that are renewed by use, and when each was used last
 * ``lease_book``: leases, by number and by time of expiry

@@ -1,4 +1,4 @@
-"""Terms of leases, receipts, and the salts of tenants.
+"""Terms of leases, and receipts.
 
 The presets are what callers of hosted APIs know: Anthropic's five minutes and one hour, each
 refreshed whenever the prefix is used, and OpenAI's extended retention of up to 24 hours.
@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import NewType
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.identity import SALT_SEPARATOR, tenant_of
 from ostinato.tiers.port import TierReceipt
 
 LeaseId = NewType("LeaseId", int)
@@ -69,20 +68,6 @@ class LeaseReceipt:
     reason: str = ""
     lease_id: LeaseId | None = None
     expires_s: float | None = None
-
-
-def derive_salt(salt: str, cache_salt: str) -> str:
-    """Return the salt of a tenant's request whose client sent one of its own.
-
-    The tenant's comes first, so that nothing a client sends reaches another tenant's; an empty
-    one is the shared namespace, which clients may divide as they like.
-    """
-    return f"{salt}{SALT_SEPARATOR}{cache_salt}" if salt and cache_salt else salt or cache_salt
-
-
-def is_salt_of(salt: str, tenant: str) -> bool:
-    """Whether a salt is a tenant's, or was derived from it."""
-    return salt == tenant or tenant_of(salt.encode()) == tenant.encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ostinato.core.identity import derive_salt
 from ostinato.engine.ledger.meaning import canonical_arguments, digest, meaning_of, places
 from ostinato.engine.ledger.seal import PREFIX, TurnName, TurnSeal
 from ostinato.engine.ledger.turns import (
@@ -15,7 +16,6 @@ from ostinato.engine.ledger.turns import (
     WrittenTurn,
 )
 from ostinato.engine.prompts.chat_turns import WrittenAnswer
-from ostinato.tenants.terms import derive_salt
 from tests.support.chat_families import FAMILIES, Call
 from tests.support.ledger_talks import LedgerTalk, drops_reasoning
 

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
+from ostinato.core.identity import is_salt_of
 from ostinato.core.plan import TokenConstraint
 from ostinato.engine.grammar.grammar_check import GrammarChecker
 from ostinato.engine.grammar.grammar_constraints import (
@@ -41,7 +42,6 @@ from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.engine.text.detokenizer import TokenTable
 from ostinato.errors import InvalidSamplingParams, MissingTokenizer
 from ostinato.runner.loaded_model import LoadedModel
-from ostinato.tenants.terms import is_salt_of
 
 JSON_WHITE_SPACE = r"[ ]?|\n[ ]{0,12}"
 """Between the parts of a JSON text."""

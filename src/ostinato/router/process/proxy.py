@@ -21,6 +21,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from ostinato.core.identity import derive_salt
 from ostinato.router.policy import RouteRequest
 from ostinato.router.process.admission import Admission, Job
 from ostinato.router.process.decisions import DecisionLog, DecisionRecord
@@ -40,7 +41,6 @@ from ostinato.router.process.worker import Worker
 from ostinato.router.process.worker_pool import ResponseOwner, WorkerPool
 from ostinato.server.access.callers import Caller
 from ostinato.server.errors import ApiError
-from ostinato.tenants.terms import derive_salt
 
 _RETRIED_STATUSES = frozenset({502, 503, 504})
 _MAX_ERROR_BYTES = 65_536

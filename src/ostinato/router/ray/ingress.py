@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ostinato.core.errors import ConfigError, OstinatoError
+from ostinato.core.identity import derive_salt
 from ostinato.protocol.lenient import ROUTED_PATHS
 from ostinato.router.process.headers import routing_headers, session_of
 from ostinato.router.process.tokenizer import LocalTokenizer
@@ -24,7 +25,6 @@ from ostinato.router.process.usage_sniffer import UsageSniffer
 from ostinato.router.ray.call import Call, Head, Progress
 from ostinato.server.access.callers import AnyCaller, KeyedCallers
 from ostinato.server.errors import ApiError, api_error, body_of, body_too_long
-from ostinato.tenants.terms import derive_salt
 
 logger = logging.getLogger("ostinato")
 

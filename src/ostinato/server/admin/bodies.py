@@ -2,12 +2,13 @@
 
 from pydantic import Field, model_validator
 
+from ostinato.core.identity import derive_salt
 from ostinato.engine.requests.prompts import Prompt, PromptDict, TokenIds
 from ostinato.protocol.body import Body, Items
 from ostinato.protocol.chat import ChatMessage
 from ostinato.server.prompting import sender
 from ostinato.server.state import ServerState
-from ostinato.tenants.terms import LeaseTerms, derive_salt
+from ostinato.tenants.terms import LeaseTerms
 
 
 class TenantBody(Body):

@@ -5,12 +5,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from ostinato.core.identity import derive_salt
 from ostinato.server.access.callers import ADMIN_ONLY, KeyedCallers
 from ostinato.server.admin.bodies import EraseBody, ResetBody
 from ostinato.server.errors import ApiError
 from ostinato.server.state import StateDep
 from ostinato.server.telemetry.observer import salt_label
-from ostinato.tenants.terms import derive_salt
 
 router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 

@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from ostinato.core.identity import derive_salt
 from ostinato.engine.ledger.continuation import TurnReport
 from ostinato.protocol.conversation import Message
 from ostinato.protocol.dialects import Dialect, unused_fields
@@ -22,7 +23,6 @@ from ostinato.protocol.volatile import Settled
 from ostinato.server.access.callers import Caller
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
-from ostinato.tenants.terms import derive_salt
 
 HEADERS = {
     "ignored_fields": "x-ostinato-ignored-fields",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from ostinato.core.identity import derive_salt
 from ostinato.protocol.answers import (
     DeletedResponse,
     InputTokens,
@@ -39,7 +40,6 @@ from ostinato.server.serving import check_room
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, named_event
 from ostinato.server.usage import Usage
-from ostinato.tenants.terms import derive_salt
 
 ENDPOINT = "/v1/responses"
 

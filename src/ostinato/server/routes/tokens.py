@@ -5,6 +5,7 @@ from functools import cached_property
 from fastapi import APIRouter
 from pydantic import ConfigDict, Field, model_validator
 
+from ostinato.core.identity import derive_salt
 from ostinato.protocol.answers import Detokenized, Tokenized
 from ostinato.protocol.body import MAX_MESSAGES, Body, Items
 from ostinato.protocol.chat import ChatMessage, TemplateFields
@@ -15,7 +16,6 @@ from ostinato.server.access.callers import CallerDep
 from ostinato.server.generation import adapter_of
 from ostinato.server.prompting import render_chat, sender
 from ostinato.server.state import StateDep
-from ostinato.tenants.terms import derive_salt
 
 router = APIRouter(tags=["tokens"])
 
