@@ -133,17 +133,6 @@ def test_a_fork_shares_published_blocks_and_copies_private_ones(cache):
     assert cache.picture().startswith("ABCD:held EF:private EF:private")
 
 
-def test_a_fork_of_a_copied_tail_reads_the_first_source(cache):
-    """Parent: AB copied, C computed, all in one step. The child copies AB from block 0."""
-    cache.serve("ABZZ")
-    cache.plan("parent", "ABC")
-    child = cache.fork("parent", "child")
-    grandchild = cache.fork("child", "grandchild")
-    assert _runs(child) == [("0.0", "2.0", 2), ("1.2", "2.2", 1)]
-    assert _runs(grandchild) == [("0.0", "3.0", 2), ("1.2", "3.2", 1)]
-    cache.commit()
-
-
 # --- failed steps (law 5) -----------------------------------------------------------------
 
 
@@ -193,12 +182,3 @@ def test_what_a_failed_step_alone_leads_to_is_evicted_with_it(index):
     left = "ABCD:evictable" if index == "radix" else "free"
     assert cache.picture() == left + " free" * 4
     assert cache.prefix_cache.stats.evicted_blocks == (1 if index == "radix" else 2)
-
-
-def test_who_publishes_twice_in_a_step_loses_both_when_it_fails(index):
-    """All that was not committed goes, in however many pieces it was published."""
-    cache = tiny_cache(4, index=index)
-    cache.plan("failing", "ABCDEFGHIJKL", upto=4)
-    cache.advance("failing", 12)
-    cache.fail()
-    assert cache.picture() == "free free free free"

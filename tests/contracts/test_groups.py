@@ -122,38 +122,12 @@ def test_a_tail_is_copied_only_if_the_window_has_the_block_too(index):
     assert (match.num_shared_tokens, match.num_copied_tokens) == (4, 0)
 
 
-def test_a_sealed_tail_is_found_token_by_token_in_every_group(index):
-    cache = windowed(index, (5, 8))
-    cache.serve("ABCDEF")
-    sequence = cache.plan("other", "ABCDEFG")
-    assert (sequence.num_shared, sequence.num_copied) == (4, 2)
-    assert {run.group for run in sequence.copies} == {0, 1}
-    cache.commit()
-
-
 def test_a_block_with_an_image_counts_its_tokens_and_not_its_extras(index):
     """What is live, for an erasure that overwrites the rest, ends with the block."""
     cache = windowed(index, (5, 4))
     cache.serve("ABCC", images=[ImageSpan(b"a cat", 2, 2)])
     live = cache.prefix_cache.admin.live_slots()
     assert live == [{0: 4}, {0: 4}]
-
-
-def test_a_copy_of_a_copy_reads_its_own_groups_source(index):
-    """In one step: a tail is copied out of a block, and a fork copies on; in either group."""
-    cache = windowed(index, (5, 8))
-    cache.admit("spacer", "1")
-    cache.serve("ABCDEFGH")
-    cache.plan("parent", "ABCDEFX")
-    child = cache.fork("parent", "child")
-    sources = {run.group: [] for run in child.copies}
-    for run in child.copies:
-        sources[run.group].append((run.source, run.num_tokens))
-    for group in (0, 1):
-        first = cache.sequences["parent"].copies[group]
-        parents_own = cache.sequences["parent"].table.groups[group][1] * 4 + 2
-        assert sources[group] == [(first.source, 2), (parents_own, 1)], "not the copy's copy"
-    cache.commit()
 
 
 # --- forks, failures, duplicates ------------------------------------------------------------
@@ -179,25 +153,6 @@ def test_a_failed_step_leaves_nothing_in_a_window(index):
     assert cache.match("ABCDEFGHIJ").num_tokens == 0
 
 
-def test_a_failed_step_takes_back_only_what_it_published_itself(index):
-    cache = windowed(index, (5, 6))
-    cache.admit("one", "ABCDEFGHIJKL", upto=4)
-    cache.advance("one", 8)
-    cache.fail()
-    assert cache.window_picture().split() == ["ABCD:evictable", *["free"] * 5]
-    assert cache.match("ABCDEFGHI").num_tokens == 4
-
-
-def test_a_failed_publisher_takes_its_followers_window_along(index):
-    """The follower found ABCD in the step that was to compute it."""
-    cache = windowed(index, (5, 8))
-    cache.plan("one", "ABCDE")
-    follower = cache.plan("two", "ABCDF")
-    assert follower.num_shared == 4
-    cache.fail()
-    assert "ABCD" not in cache.window_picture() + cache.picture()
-
-
 def test_windows_keep_every_copy_and_the_oldest_serves(index):
     cache = windowed(index, (5, 8))
     cache.serve("ABCD")
@@ -219,19 +174,6 @@ def test_what_a_window_cannot_hold_is_no_admission_in_any_group(index):
     assert cache.window_picture() == "I:private EFGH:held"
     assert cache.plan("refused", "12") is None
     assert cache.manager.pool.num_free == 12 - 3
-
-
-def test_a_chunk_is_cut_to_what_the_window_can_hold(index):
-    """Group 0 takes the whole prompt; of the window there are two blocks, for eight tokens."""
-    cache = windowed(index, (5, 2))
-    key = prefix_key("ABCDEFGHIJKLM")
-    table, _ = cache.manager.admit(key, cache.manager.match(key))
-    assert table.num_slots == 8
-    assert len(table.blocks) == 4
-    cache.manager.publish(table, 8)
-    cache.manager.commit()
-    assert cache.manager.growable(table, 13) == 12, "one block has left the window"
-    cache.manager.release(table, 8)
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 6, 9])

@@ -60,16 +60,6 @@ def test_a_tail_is_found_by_its_own_tenant_alone(cache):
     assert cache.match(secret + "?", tenant=SALT).num_tokens == len(TEXT)
 
 
-def test_equal_tails_of_two_tenants_are_two_contents(cache):
-    """Both compute and keep the same tokens, and each finds its own block."""
-    cache.serve(TEXT + "sameX", **A)
-    assert cache.serve(TEXT + "sameX", **B).num_computed_here == 5
-    assert contents(cache)["same"] == 2
-    assert set(cache.match(TEXT + "sameXY", **A).blocks[2:]).isdisjoint(
-        cache.match(TEXT + "sameXY", **B).blocks
-    )
-
-
 def test_no_token_is_copied_across_the_namespace_boundary(cache):
     """Neither out of the public prefix into a tail, nor between tails of two tenants."""
     cache.serve(TEXT + "abcdefgh", **A)

@@ -163,16 +163,6 @@ def test_a_tenant_that_runs_is_not_erased_and_nothing_changes(cache):
     assert whole_state(cache.manager) == before
 
 
-def test_a_tenant_may_come_back_after_it_was_erased(index):
-    """It starts from nothing; its guarantee and its quota are settings and stay."""
-    cache = tiny_cache(8, index=index, tenant_shares={SALT: TenantShare(guaranteed=2, quota=3)})
-    cache.serve("ABCDEFGHIJKLMNOP", tenant=SALT)
-    assert cache.prefix_cache.admin.erase(SALT).num_blocks == 3
-    assert cache.serve("ABCDEFGHIJKLMNOP", tenant=SALT).num_computed_here == 16
-    assert cache.prefix_cache.stats.tenants[SALT].num_requests == 1
-    assert cache.picture().count("evictable") == 3
-
-
 def test_who_neither_reads_nor_writes_leaves_no_trace_but_its_count(index):
     """No-store without erasure: salts are counted per tenant, tokens and digests are nowhere."""
     cache = tiny_cache(8, index=index, keep_event_batches=8)

@@ -157,7 +157,7 @@ def _ask(name: str, server: AdminClient) -> Explanation:
     answer = server.call("GET", f"v1/explain/{quote(name, safe='')}")
     try:
         return Explanation.from_dict(answer)
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise AdministrationFailed(
             f"{server.url} did not answer with an explanation: {error!r}"
         ) from error

@@ -297,15 +297,8 @@ class Explanation:
             "num_tokens": self.num_tokens,
             "num_cached_tokens": self.num_cached_tokens,
             "num_copied_tokens": self.num_copied_tokens,
+            **{_WRITTEN.get(name, name): value for name, value in asdict(self).items()},
             "spans": spans,
-            "difference": None if self.difference is None else asdict(self.difference),
-            "num_remembered": self.num_remembered,
-            "num_forgotten": self.num_forgotten,
-            "num_kept_tokens": self.num_kept,
-            "num_prepared_tokens": self.num_prepared,
-            "wait": None if self.wait is None else asdict(self.wait),
-            "num_restored_turns": self.num_restored_turns,
-            "num_restored_tokens": self.num_restored_tokens,
         }
 
     @classmethod
@@ -313,21 +306,12 @@ class Explanation:
         """Read what ``as_dict`` wrote; unknown fields are ignored.
 
         Raises:
-            KeyError, TypeError, ValueError: It is no explanation.
+            ValueError: It is no explanation.
         """
-        difference = plain["difference"]
-        return cls(
-            str(plain["request_id"]),
-            tuple(_span(span) for span in plain["spans"]),
-            None if difference is None else Difference(**_known(Difference, difference)),
-            int(plain["num_remembered"]),
-            int(plain["num_forgotten"]),
-            int(plain.get("num_kept_tokens", 0)),
-            None if (wait := plain.get("wait")) is None else Wait(**_known(Wait, wait)),
-            int(plain.get("num_prepared_tokens", 0)),
-            int(plain.get("num_restored_turns", 0)),
-            int(plain.get("num_restored_tokens", 0)),
-        )
+        from pydantic import TypeAdapter  # imported here: an embedded cache needs NumPy alone
+
+        values = {name: plain.get(_WRITTEN.get(name, name)) for name in _FIELDS}
+        return TypeAdapter(cls).validate_python({k: v for k, v in values.items() if v is not None})
 
     @property
     def title(self) -> str:
@@ -398,18 +382,10 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _span(plain: Mapping[str, Any]) -> PromptSpan:
-    known = _known(PromptSpan, plain)
-    reason = known.get("reason")
-    known["outcome"] = SpanOutcome(known["outcome"])
-    return PromptSpan(**known | {"reason": None if reason is None else MissReason(reason)})
+_WRITTEN = {"num_kept": "num_kept_tokens", "num_prepared": "num_prepared_tokens"}
+"""Fields that have another name in plain values."""
 
-
-def _known(
-    kind: type[PromptSpan] | type[Difference] | type[Wait], plain: Mapping[str, Any]
-) -> dict[str, Any]:
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in plain.items() if name in names}
+_FIELDS = tuple(field.name for field in fields(Explanation))
 
 
 def _were(number: int, noun: str) -> str:
