@@ -29,20 +29,6 @@ def test_decodes_never_starve_while_a_long_prompt_is_computed():
     assert tiny.step() == "one:c two:c three:c long:GH"
 
 
-def test_decodes_leave_a_prefill_one_token_at_least():
-    """The budget is no less than the number of seats, so one token is left for the last seat."""
-    tiny = tiny_scheduler(budget=3, max_num_seqs=3)
-    tiny.add("one", "O", max_tokens=6)
-    tiny.add("two", "T", max_tokens=6)
-    tiny.add("long", "ABC")
-    assert tiny.run()[:4] == [
-        "one:O two:T long:A",
-        "one:a two:a long:B",
-        "one:b two:b long:C",
-        "one:c two:c",
-    ]
-
-
 def test_decodes_go_first_also_before_a_prompt_that_came_earlier():
     """Two decodes take two of the four tokens, although the prompt of better rank wants three."""
     tiny = tiny_scheduler(budget=4, max_chunk_tokens=3)

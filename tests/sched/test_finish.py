@@ -5,12 +5,6 @@ import pytest
 from tests.support.tiny_scheduler import tiny_scheduler
 
 
-def test_an_answer_ends_with_max_tokens():
-    tiny = tiny_scheduler()
-    tiny.serve("one", "ABC", max_tokens=3)
-    assert (tiny.outputs, tiny.reasons) == ({"one": "abc"}, {"one": "length"})
-
-
 def test_an_answer_ends_with_the_end_of_sequence_which_is_part_of_it():
     """No stop reason: the model itself had nothing more to say."""
     tiny = tiny_scheduler()
@@ -26,14 +20,6 @@ def test_an_answer_ends_with_a_stop_id_which_is_named():
     assert tiny.sequences["one"].stop_reason == ord("b")
 
 
-def test_the_end_of_sequence_can_be_ignored_but_not_a_stop_id():
-    tiny = tiny_scheduler()
-    tiny.add("goes on", "ABC", max_tokens=5, eos="c", ignore_eos=True)
-    tiny.add("stops", "DEF", max_tokens=5, eos="c", ignore_eos=True, stop="c")
-    tiny.run()
-    assert tiny.outputs == {"goes on": "abcde", "stops": "abc"}
-
-
 def test_an_id_that_stops_and_ends_the_sequence_is_named():
     tiny = tiny_scheduler()
     tiny.serve("one", "ABC", max_tokens=9, eos="b", stop="b")
@@ -47,13 +33,6 @@ def test_to_stop_is_a_better_reason_than_length():
     assert tiny.reasons == {"one": "stop"}
 
 
-def test_letters_of_the_prompt_stop_nothing():
-    tiny = tiny_scheduler()
-    tiny.add("one", "abc", max_tokens=2, eos="c", stop="b")
-    tiny.step()
-    assert tiny.outputs == {"one": "a"}
-
-
 def test_below_min_tokens_the_sampler_is_told_what_may_not_come():
     """Ends of sequence are banned for the first two tokens; stop ids it knows by ``min_tokens``."""
     tiny = tiny_scheduler()
@@ -63,16 +42,6 @@ def test_below_min_tokens_the_sampler_is_told_what_may_not_come():
         tiny.step()
         banned.append("".join(map(chr, tiny.plan.sequences[0].sample.banned)))
     assert banned == ["x", "x", "", ""]
-
-
-def test_an_answer_ends_where_the_model_does():
-    """Prompt and answer together; the prompt may be one token shorter than the model allows."""
-    tiny = tiny_scheduler(max_model_len=6)
-    tiny.add("one", "ABC", max_tokens=None)
-    tiny.add("two", "ABCDE", max_tokens=9)
-    tiny.run()
-    assert tiny.outputs == {"one": "abc", "two": "a"}
-    assert tiny.reasons == {"one": "length", "two": "length"}
 
 
 @pytest.mark.parametrize("num_blocks, answer", [(1, "ab"), (2, "abcdef")])

@@ -94,22 +94,6 @@ def test_a_sibling_that_does_not_fit_is_not_overtaken(index):
     assert tiny.state == "one | one/1 two"
 
 
-def test_more_siblings_than_seats_take_turns(index):
-    """Five continuations, two seats."""
-    tiny = tiny_scheduler(max_num_seqs=2, index=index)
-    tiny.add("one", "AB", n=5, max_tokens=3, seeds=(0, 1, 2, 0, 1))
-    assert tiny.step() == "one:AB"
-    assert tiny.state == "one one/1 | one/2 one/3 one/4"
-    tiny.run()
-    assert tiny.outputs == {
-        "one": "abc",
-        "one/1": "klm",
-        "one/2": "uvw",
-        "one/3": "abc",
-        "one/4": "klm",
-    }
-
-
 def test_continuations_of_one_token_need_no_room(index):
     """A pool of one block, one seat, four answers in one step."""
     tiny = tiny_scheduler(num_blocks=1, max_num_seqs=1, index=index)
@@ -134,17 +118,6 @@ def test_continuations_that_fill_the_pool_end_with_their_first_token(index):
     assert tiny.run() == ["one:ABCD"]
     assert tiny.outputs == {"one": "a", "one/1": "k"}
     assert set(tiny.reasons.values()) == {"length"}
-
-
-def test_siblings_end_each_in_its_own_time(tiny):
-    """The first ends by a stop id; the request is live until the last has ended."""
-    tiny.add("one", "ABC", n=3, max_tokens=4, stop="bv")
-    tiny.step()
-    tiny.step()
-    assert tiny.reasons == {"one": "stop", "one/2": "stop"}
-    assert tiny.state == "one/1 |"
-    tiny.run()
-    assert tiny.outputs == {"one": "ab", "one/1": "klmn", "one/2": "uv"}
 
 
 def test_siblings_with_the_same_seed_share_what_they_generate(index):

@@ -24,16 +24,6 @@ def test_the_last_in_rank_gives_its_blocks_back(index):
     assert tiny.scheduler.stats.num_preemptions == 1
 
 
-def test_who_asks_for_the_block_may_be_the_last_itself(index):
-    """It has six tokens more than the other, and is the first to be short of room."""
-    tiny = tiny_scheduler(num_blocks=3, index=index)
-    tiny.add("one", "A", max_tokens=4)
-    tiny.add("two", "QRSTUVWX", max_tokens=4)
-    assert tiny.step() == "one:A two:QRSTUVWX"
-    assert tiny.step() == "one:a"
-    assert tiny.state == "one | two"
-
-
 def test_a_preempted_sequence_finds_what_is_still_cached(index):
     """Of its eight computed tokens one block was taken; its answer goes on where it was."""
     tiny = crowded(index)
@@ -60,16 +50,6 @@ def test_with_prefix_caching_off_everything_is_computed_anew(index):
     tiny = crowded(index, enable_prefix_caching=False)
     assert tiny.run() == ["one:b", "one:c", "two:QRSTUVWab", "two:c"]
     assert tiny.outputs == {"one": "abcd", "two": "abcd"}
-
-
-def test_priority_decides_who_is_preempted_before_arrival_does(index):
-    tiny = tiny_scheduler(num_blocks=4, index=index)
-    tiny.add("early", "ABCDEFG", max_tokens=4, priority=1)
-    tiny.add("urgent", "QRSTUVW", max_tokens=4, priority=0)
-    tiny.step()
-    tiny.step()
-    assert tiny.step() == "urgent:b"
-    assert tiny.state == "urgent | early"
 
 
 def test_who_is_preempted_keeps_its_place_before_later_arrivals(index):
@@ -114,17 +94,6 @@ def test_several_give_way_where_one_has_nothing_of_its_own(index):
     assert tiny.step() == "one:a"
     assert tiny.state == "one | two two/1"
     assert tiny.scheduler.stats.num_preemptions == 2
-
-
-def test_the_first_in_rank_is_never_preempted(index):
-    """So there is always progress: four requests that need the whole pool finish one by one."""
-    tiny = tiny_scheduler(num_blocks=3, index=index)
-    for name in ("one", "two", "three", "four"):
-        tiny.add(name, name.upper()[:2], max_tokens=11)
-    assert len(tiny.run()) < 60
-    assert list(tiny.reasons) == ["one", "two", "three", "four"]
-    assert set(tiny.outputs.values()) == {"abcdefghijk"}
-    assert tiny.sequences["one"].num_preemptions == 0
 
 
 def test_what_hit_at_first_admission_is_kept_when_a_sequence_comes_back(index):

@@ -29,14 +29,6 @@ def test_without_asking_there_are_none(tiny):
     assert logprobs(tiny, "one") == ""
 
 
-@pytest.mark.parametrize("budget", [1, 2, 3, 4, 5])
-def test_chunks_put_them_together(index, budget):
-    """The last token of a chunk predicts the first of the next."""
-    tiny = tiny_scheduler(index=index, budget=budget, max_num_seqs=1)
-    tiny.serve("one", "ABCDE", prompt_logprobs=0)
-    assert logprobs(tiny, "one") == "B1 C2 D3 E4"
-
-
 def test_they_bypass_hits(tiny):
     """Every position needs its logits; but what is computed can be found by others."""
     tiny.serve("before", "ABCDE")
