@@ -85,7 +85,8 @@ class ChildIndex(Generic[ChildT]):
         """
         names = self._names
         if len(names) == 1:  # the common case
-            length = num_common_tokens(names[0], run)
+            begins = names[0].startswith(run)
+            length = len(run) // TOKEN_BYTES if begins else num_common_tokens(names[0], run)
             return (self.newest, length) if length else (None, 0)
         place, length = bisect_left(names, run), 0
         for name in names[max(0, place - 1) : place + 1]:

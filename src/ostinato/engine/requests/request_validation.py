@@ -79,7 +79,7 @@ def tokenize(
     """
     if prompt.token_ids is not None:
         ids = prompt.token_ids
-        tokens = pack_tokens(ids.tokens if isinstance(ids, TokenizedText) else ids)
+        tokens = ids.tokens[:] if isinstance(ids, TokenizedText) else pack_tokens(ids)
     else:
         assert prompt.text is not None, "a prompt is a text or a row of ids"
         tokenizer = tokenizer or loaded.require_tokenizer()
