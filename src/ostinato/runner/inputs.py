@@ -114,7 +114,9 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
     """
     sequences = plan.sequences
     are_decodes = all(map(_is_decode, sequences))
-    first_positions = np.array([s.start for s in sequences], dtype=np.int64)
+    parts = [(s.tokens, s.start, s.tables) for s in sequences]
+    tokens, firsts, tables_of_each = zip(*parts, strict=True)
+    first_positions = np.array(firsts, dtype=np.int64)
     if are_decodes:
         starts, positions = np.arange(len(sequences) + 1), first_positions
         rows = starts[:-1], starts[:-1], (range(0),) * len(sequences)
@@ -125,51 +127,41 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         positions = within + np.repeat(first_positions, lengths)
         rows = _logit_rows(sequences, starts)
 
-    def group_metadata(group: int) -> AttentionMetadata:
-        tables = [s.tables[group] for s in sequences]
+    groups = list[AttentionMetadata]()
+    for group, tables in enumerate(zip(*tables_of_each, strict=True)):
         blocks, table_starts = _concatenate(tables)
         if are_decodes:
-            slots = _decode_slots(tables, sequences, block_size)
+            pairs, size = zip(tables, firsts, strict=True), block_size
+            new = [table[first // size] * size + first % size for table, first in pairs]
+            slots = np.array(new, dtype=np.int64)
         else:
             entries = np.repeat(table_starts[:-1], lengths) + positions // block_size
             slots = blocks[entries] * block_size + positions % block_size
-        sources, targets = _copied_slots([c for c in plan.copies if c.group == group])
-        return AttentionMetadata(
-            slots=slots,
-            copy_sources=sources,
-            copy_targets=targets,
-            starts=starts,
-            first_positions=first_positions,
-            blocks=blocks,
-            table_starts=table_starts,
-            block_size=block_size,
-            device=device,
+        copied = _copied_slots(plan.copies, group)
+        groups.append(
+            AttentionMetadata(
+                slots, *copied, starts, first_positions, blocks, table_starts, block_size, device
+            )
         )
-
     return StepInputs(
-        _concatenate([s.tokens for s in sequences])[0],
+        _concatenate(tokens)[0],
         positions,
         *rows,
-        groups=tuple(map(group_metadata, range(len(sequences[0].tables)))),
+        groups=tuple(groups),
         state_slots=_ints(s.state_slot for s in sequences)
         if sequences[0].state_slot >= 0
         else None,
     )
 
 
-def _decode_slots(
-    tables: Sequence["array[int]"], sequences: Sequence[ScheduledSequence], block_size: int
-) -> Ints:
-    """Return the slot of each sequence's only new token."""
-    pairs, size = zip(tables, sequences, strict=True), block_size
-    slots = [table[s.start // size] * size + s.start % size for table, s in pairs]
-    return np.array(slots, dtype=np.int64)
-
-
 def _is_decode(sequence: ScheduledSequence) -> bool:
-    """Return whether a sequence has one new token, and samples the next one."""
-    is_single = len(sequence.tokens) == 1 and not _num_prompt_rows(sequence)
-    return is_single and sequence.sample is not None
+    """Return whether a sequence has one new token, and only samples the next one."""
+    return (
+        len(sequence.tokens) == 1
+        and sequence.sample is not None
+        and sequence.hidden_sum is None
+        and not sequence.prompt_targets
+    )
 
 
 def _logit_rows(
@@ -208,21 +200,21 @@ def _num_samples(sequence: ScheduledSequence) -> int:
     return 0 if sequence.sample is None else 1 + len(sequence.drafted)
 
 
-def _copied_slots(copies: Sequence[CopyRun]) -> tuple[Ints, Ints]:
-    """Return copies slot by slot, so that all can be read before any is written.
+def _copied_slots(copies: Sequence[CopyRun], group: int) -> tuple[Ints, Ints]:
+    """Return a group's copies slot by slot, so that all can be read before any is written.
 
     If a run copies what another run of the step writes, its source is replaced by the source of
     that one, until no source is also a target.
     """
-    if not copies:
+    runs = [(c.num_tokens, c.source, c.target) for c in copies if c.group == group]
+    if not runs:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    runs = [(run.num_tokens, run.source, run.target) for run in copies]
     lengths, sources, targets = np.array(runs, dtype=np.int64).T
-    within = np.arange(lengths.sum()) - np.repeat(_offsets(lengths)[:-1], lengths)
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     sources = np.repeat(sources, lengths) + within
     targets = np.repeat(targets, lengths) + within
     order = np.argsort(targets)
-    for _ in range(len(copies)):
+    for _ in range(len(runs)):
         places = np.searchsorted(targets, sources, sorter=order).clip(max=len(targets) - 1)
         chained = targets[order[places]] == sources
         if not chained.any():

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.runner.attention.native_backend import NativeLimits, PlanKind, StepTables, plan_native
+from ostinato.runner.attention.native_backend import (
+    NativeLimits,
+    PlanKind,
+    StepTables,
+    plan_native,
+    plan_rules,
+)
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.native.library import Isa, library
 from ostinato.runner.settings import ReadOnce
@@ -55,7 +61,7 @@ def plan_tables(
 ) -> PlanView:
     native = library()
     assert native is not None
-    plan = plan_native(native, StepTables(metadata, num_blocks), sizes.rules(kind, read_once))
+    plan = plan_native(native, StepTables(metadata, num_blocks), plan_rules(sizes, kind, read_once))
     return PlanView(plan, metadata.block_size)
 
 

@@ -38,6 +38,7 @@ class AttentionStyle:
         return self.soft_cap is None and self.sinks is None
 
 
+@dataclass(eq=False)
 class AttentionStep(ABC):
     """Attention of one step, for one group of layers.
 
@@ -46,10 +47,8 @@ class AttentionStep(ABC):
         store: Keys and values of all slots.
     """
 
-    def __init__(self, metadata: AttentionMetadata, store: KVStore) -> None:
-        """Bind a step to a store."""
-        self.metadata = metadata
-        self.store = store
+    metadata: AttentionMetadata
+    store: KVStore
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor]:
