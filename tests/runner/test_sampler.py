@@ -167,19 +167,6 @@ def test_the_extreme_random_numbers_draw_tokens_that_have_mass(
     assert results == [[drawn]] * 200
 
 
-def test_top_p_looks_further_where_the_mass_is_spread_over_thousands():
-    """A flat and a peaked row together: one needs 4,500 of 5,000 tokens, the other one."""
-    flat, peaked = torch.zeros(2, 5000, dtype=torch.float64)
-    peaked[77] = 50.0
-    job = task(top_p=0.9, seeds=range(3000))
-
-    results = Sampler().sample(torch.stack((flat, peaked)), [job, job])
-
-    wide, narrow = ({sampled.token_id for sampled in result} for result in results)
-    assert 4400 < max(wide) < 4500
-    assert narrow == {77}
-
-
 def test_a_tiny_temperature_is_as_good_as_greedy():
     """Nothing overflows on the way."""
     assert sample([[1.0, 1.1, -50.0]], [task(temperature=1e-300, seeds=range(9))]) == [[1] * 9]
@@ -306,8 +293,8 @@ def test_greedy_takes_what_argmax_takes_in_every_format(dtype, rows):
 
 
 def test_nothing_is_sorted_unless_a_truncation_asks_for_it():
-    assert not operations([task(), task(min_p=0.1)], torch.float64).keys() & {"sort", "topk"}
-    assert "topk" in operations([task(top_k=5)], torch.float64)
+    assert "sort" not in operations([task(), task(min_p=0.1)], torch.float64)
+    assert "sort" in operations([task(top_k=5)], torch.float64)
 
 
 @needs_library
