@@ -156,23 +156,26 @@ class WholeSteps(Protocol):
         """
 
 
-class AttentionBackend(Protocol):
+class AttentionBackend(ABC):
     """Creates KV stores, and computes attention over them."""
 
     def whole_steps(
         self, call: CallsModel, stores: Sequence[KVStore], of_layer: tuple[int, ...]
     ) -> WholeSteps | None:
-        """Return what computes whole steps; None if the runner calls the model.
+        """Return what computes whole steps; None, the default, if the runner calls the model.
 
         Args:
             call: Calls the model.
             stores: Stores from ``new_store``, one per group of layers.
             of_layer: The group of each layer.
         """
+        return None
 
+    @abstractmethod
     def new_store(self, shape: StoreShape) -> KVStore:
         """Create a store; errors as in ``KVStore``."""
 
+    @abstractmethod
     def start(self, metadata: AttentionMetadata, store: KVStore) -> AttentionStep:
         """Begin a step.
 

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
+from ostinato.runner.attention.backend import AttentionBackend, AttentionStep, AttentionStyle
 from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.kv.kv_store import KVStore, LayerKV, StoreShape
 from ostinato.runner.native.checks import fill_rows
@@ -171,7 +171,7 @@ def plan_native(native: ctypes.CDLL, step: StepTables, rules: Rules) -> NativePl
         size = needed
 
 
-class NativeAttention:
+class NativeAttention(AttentionBackend):
     """Reads blocks in place.
 
     Attributes:
@@ -195,9 +195,6 @@ class NativeAttention:
     def new_store(self, shape: StoreShape) -> KVStore:
         """Make a store; see ``AttentionBackend``."""
         return NativeKVStore(self.native, shape)
-
-    def whole_steps(self, *_: object) -> None:
-        """Return None: the runner calls the model; see ``AttentionBackend``."""
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> "NativeStep":
         """Begin a step; see ``AttentionBackend``."""

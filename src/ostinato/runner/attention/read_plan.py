@@ -91,19 +91,6 @@ class ReadBatch:
         return seen if window is None else seen & (keys > queries - window)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SharedRead:
-    """A run of blocks, and all rows that see all of it.
-
-    Attributes:
-        rows: Indices into ``ReadPlan.sharers``, shape (num_rows,).
-        blocks: Block ids, shape (1, num_blocks).
-    """
-
-    rows: Tensor
-    blocks: Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """How the layers of one kind read in one step.
@@ -111,11 +98,12 @@ class ReadPlan:
     Attributes:
         alone: Sequences that share nothing, or too little.
         sharers: Rows of all other sequences, ascending, shape (num_sharers,).
-        shared: Runs of blocks that are read once for several of them.
-        tails: The other blocks of each of them; rows are indices into ``sharers``.
+        shared: Runs of blocks that are read once for several of them, each as one sequence of all
+            rows that see it; rows are indices into ``sharers``.
+        tails: The other blocks of each of them, likewise.
     """
 
     alone: tuple[ReadBatch, ...]
     sharers: Tensor
-    shared: tuple[SharedRead, ...]
+    shared: tuple[ReadBatch, ...]
     tails: tuple[ReadBatch, ...]

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharedRead
+from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan
 from ostinato.runner.attention.shared_runs import SharedRun, shared_columns, shared_runs
 from ostinato.runner.inputs import AttentionMetadata, Ints
 
@@ -144,11 +144,23 @@ class ReadPlans:
         rows = [np.arange(starts[i], starts[i + 1]) for i in sharing]
         return pieces, np.concatenate(rows) if rows else starts[:0], new_starts
 
-    def _shared_read(self, run: SharedRun, starts: Ints) -> SharedRead:
+    def _shared_read(self, run: SharedRun, starts: Ints) -> ReadBatch:
+        """Return a run as one sequence, whose queries all come after its last key."""
         rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in run.sequences])
         first = self._metadata.table_starts[run.sequences[0]] + run.first_column
         blocks = self._metadata.blocks[first : first + run.num_blocks]
-        return SharedRead(self._tensor(rows), self._tensor(blocks[None]))
+        num_keys = run.num_blocks * self._metadata.block_size
+        return ReadBatch(
+            num_sequences=1,
+            num_queries=len(rows),
+            rows=self._tensor(rows),
+            real=None,
+            positions=self._tensor(np.full((1, len(rows)), num_keys)),
+            blocks=self._tensor(blocks[None]),
+            first_keys=self._tensor(np.zeros((1, 1), dtype=np.int64)),
+            num_keys=num_keys,
+            stale=self._tensor(rows[:0]),
+        )
 
     def _cut(self, whole: _Piece, window: int | None, limits: ReadLimits) -> Iterator[_Piece]:
         """Split a sequence's queries into pieces within the limits."""

@@ -5,21 +5,21 @@ There are two ways; the first that supports a layer is used:
 * *fused*: ``scaled_dot_product_attention``, FlashAttention's tiling (Dao et al., arXiv
   2205.14135), which never stores the scores;
 * *explicit*: two matrix products and a running softmax over tiles of keys (Milakov and
-  Gimelshein, arXiv 1805.02867), for soft caps, sinks, and contexts too long to gather at once.
+  Gimelshein, arXiv 1805.02867), for soft caps, sinks, contexts too long to gather at once, and
+  sequences that share blocks.
 
-Blocks that several sequences share are read once (law 2): all their rows attend to the shared run
-in one product per key/value head, and the result is merged with that of their own blocks, see
-``softmax``.
+Blocks that several sequences share are read once (law 2): all their rows, heads folded in, attend
+to the shared run in one product per key/value head (Hydragen, Juravsky et al., arXiv 2402.05099),
+and the result is merged with that of their own blocks, see ``softmax``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
-from ostinato.runner.attention.cascade import flash, knows_log_sums, read_run, scores_of
+from ostinato.runner.attention.backend import AttentionBackend, AttentionStep, AttentionStyle
 from ostinato.runner.attention.folding import fold_gqa, gather_rows, scatter_rows, unfold_gqa
 from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharingCost
 from ostinato.runner.attention.reads import ReadPlans
@@ -68,7 +68,7 @@ SHARING: dict[ReadOnce, SharingBytes | None] = {
 """The cost of reading once, by the setting ``read_once``."""
 
 
-class TorchAttention:
+class TorchAttention(AttentionBackend):
     """Reads scattered blocks with gathers, masks and matrix products."""
 
     def __init__(
@@ -87,9 +87,6 @@ class TorchAttention:
 
     new_store = staticmethod(PlainKVStore)
     """Makes a store; see ``AttentionBackend``."""
-
-    def whole_steps(self, *_: object) -> None:
-        """Return None: the runner calls the model; see ``AttentionBackend``."""
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> "TorchStep":
         """Begin a step; see ``AttentionBackend``."""
@@ -219,7 +216,7 @@ class TorchStep(AttentionStep):
                 softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, style.sinks)
             first = column * block_size
             seen = batch.visible(style.window, first, first + keys.shape[2])
-            softmax.add(scores_of(folded, keys, style, seen), values)
+            softmax.add(_scores(folded, keys, style, seen), values)
         assert softmax is not None
         return softmax.result(num_heads)
 
@@ -234,33 +231,18 @@ class TorchStep(AttentionStep):
         """Attend to shared runs and tails; returns (num_sharers, num_heads, value_dim)."""
         parts: Parts | None = None
         for batch in plan.tails:
-            part = self._tail(layer, batch, gather_rows(queries, batch), style, limits)
+            part = self._explicit(layer, batch, gather_rows(queries, batch), style, limits)
             if parts is None:
                 parts = Parts.empty(queries, part.mean.shape[3])
             scatter_rows(parts.mean, part.mean.to(parts.mean.dtype), batch)
             scatter_rows(parts.log_sum, part.log_sum.to(parts.log_sum.dtype), batch)
         assert parts is not None, "the step's own tokens are always in a tail"
-        for read in plan.shared:
-            for part in read_run(self, layer, read, queries, style, limits):
-                parts.add(read.rows, part.mean[0].transpose(0, 1), part.log_sum[0].T)
+        without_sinks = replace(style, sinks=None)  # the tails count them
+        for batch in plan.shared:
+            rows = gather_rows(queries, batch)
+            part = self._explicit(layer, batch, rows, without_sinks, limits)
+            parts.add(batch.rows, part.mean[0].transpose(0, 1), part.log_sum[0].T)
         return parts.mean
-
-    def _tail(
-        self,
-        layer: int,
-        batch: ReadBatch,
-        queries: Tensor,
-        style: AttentionStyle,
-        limits: ReadLimits,
-    ) -> Part:
-        """Attend to the blocks that sequences do not share."""
-        spec = self.store.spec.layers[layer]
-        if not knows_log_sums(queries, spec, style) or batch.num_keys > limits.max_width:
-            return self._explicit(layer, batch, queries, style, limits)
-        keys, values = self._gather(layer, batch, queries.dtype)
-        folded = fold_gqa(queries, keys.shape[1])
-        mask = self._mask(batch, style.window, folded)
-        return flash(folded, keys, values, style, queries.shape[1], mask)
 
     def _gather(
         self,
@@ -297,6 +279,23 @@ def _causal(queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
         scale=style.scale,
         enable_gqa=queries.shape[1] != keys.shape[1],
     )
+
+
+def _scores(folded: Tensor, keys: Tensor, style: AttentionStyle, seen: Tensor) -> Tensor:
+    """Return scores, shape (sequences, num_kv_heads, rows, keys).
+
+    Args:
+        folded: Queries, shape (sequences, num_kv_heads, rows, dim).
+        keys: Shape (sequences, num_kv_heads, keys, dim).
+        style: Parameters of attention.
+        seen: Mask of the keys that each query sees, shape (sequences, queries, keys).
+    """
+    scores = (folded @ keys.transpose(2, 3)).mul_(style.scale)
+    if style.soft_cap is not None:
+        scores.div_(style.soft_cap).tanh_().mul_(style.soft_cap)
+    by_query = scores.view(*scores.shape[:2], -1, *seen.shape[1:])
+    by_query.masked_fill_(~seen[:, None, None], -torch.inf)
+    return scores
 
 
 def _row_bytes(tensor: Tensor) -> int:
