@@ -6,7 +6,6 @@ The definition is that of ``runner/torch_draws`` and ``runner/logit_edits``, slo
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -232,13 +231,3 @@ def test_log_probabilities_of_a_prompt_need_no_task():
     assert lines[1] is None and lines[2] is not None and lines[3] is not None
     assert [(e.token_id, e.rank) for e in lines[2]] == [(2, 2), (1, 1), (2, 2), (0, 3)]
     assert lines[3] == (TokenLogprob(0, pytest.approx(-math.log(1 + 2 * math.e)), 3),)
-
-
-def test_more_draws_of_a_row_are_rows_of_one_draw():
-    random = np.random.default_rng(11)
-    logits = random_logits(random, 1, 500)
-    task = replace(random_task(random, 500), seeds=tuple(range(50)))
-
-    [ids] = sampled(logits, [task]).ids
-
-    assert ids == [sampled(logits, [replace(task, seeds=(seed,))]).ids[0][0] for seed in range(50)]
