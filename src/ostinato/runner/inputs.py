@@ -168,36 +168,19 @@ def _logit_rows(
     sequences: Sequence[ScheduledSequence], starts: Ints
 ) -> tuple[Ints, Ints, tuple[range, ...]]:
     """Return the rows that need logits, which of them are sampled, and those of prompt targets."""
-    if not any(map(_num_prompt_rows, sequences)):
-        counts = _ints(_num_samples(s) for s in sequences)
-        ends = np.repeat(starts[1:] - np.cumsum(counts), counts)
-        rows = np.arange(len(ends))
-        return ends + rows, rows, (range(0),) * len(sequences)
-    logit_rows: list[Ints] = []
-    sampled: list[int] = []
-    prompt_rows: list[range] = []
-    num_rows = 0
-    for sequence, start, end in zip(sequences, starts[:-1], starts[1:], strict=True):
-        num_targets, num_samples = _num_prompt_rows(sequence), _num_samples(sequence)
-        start += sequence.first_target
-        rows = np.arange(start, start + num_targets)
-        if start + num_targets < end:
-            rows = np.append(rows, np.arange(end - num_samples, end))
+    logit_rows, sampled, prompt_rows = list[int](), list[int](), list[range]()
+    for sequence, start, end in zip(sequences, starts.tolist(), starts[1:].tolist(), strict=False):
+        # Rows of prompt targets, of a mean all; then the last ones, which are sampled.
+        has_mean, num_rows = sequence.hidden_sum is not None, len(logit_rows)
+        num_targets = len(sequence.tokens if has_mean else sequence.prompt_targets)
+        num_samples = 0 if sequence.sample is None else 1 + len(sequence.drafted)
+        first = start + sequence.first_target
+        logit_rows += range(first, first + num_targets)
         prompt_rows.append(range(num_rows, num_rows + num_targets))
-        logit_rows.append(rows)
-        num_rows += len(rows)
-        sampled += range(num_rows - num_samples, num_rows)
-    return np.concatenate(logit_rows), np.array(sampled, dtype=np.int64), tuple(prompt_rows)
-
-
-def _num_prompt_rows(sequence: ScheduledSequence) -> int:
-    """Return how many rows its prompt targets need; of a mean, all."""
-    return len(sequence.prompt_targets if sequence.hidden_sum is None else sequence.tokens)
-
-
-def _num_samples(sequence: ScheduledSequence) -> int:
-    """Return how many of a sequence's last rows are sampled from: one, and one per draft."""
-    return 0 if sequence.sample is None else 1 + len(sequence.drafted)
+        if first + num_targets < end:
+            logit_rows += range(end - num_samples, end)
+        sampled += range(len(logit_rows) - num_samples, len(logit_rows))
+    return _ints(logit_rows), _ints(sampled), tuple(prompt_rows)
 
 
 def _copied_slots(copies: Sequence[CopyRun], group: int) -> tuple[Ints, Ints]:
