@@ -22,8 +22,7 @@ from ostinato.runner.gpu.availability import (
 from ostinato.runner.gpu.backend import TritonAttention
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.native.library import library, why_missing
-from ostinato.runner.native.store import TOKEN_GROUP
-from ostinato.runner.settings import AttentionName, ReadOnce
+from ostinato.runner.settings import NATIVE_BLOCK, AttentionName, ReadOnce
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +116,8 @@ def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
         return f"device={str(case.device)!r}, and the library computes on a CPU"
     if (hindrance := why_not_format("the library supports", case.dtype, case.kv_dtype)) is not None:
         return hindrance
-    if case.block_size % TOKEN_GROUP:
-        return f"block_size={case.block_size} must be a multiple of {TOKEN_GROUP}: set block_size"
+    if case.block_size % NATIVE_BLOCK:
+        return f"block_size={case.block_size} must be a multiple of {NATIVE_BLOCK}: set block_size"
     for layer, kept in enumerate(case.spec.layers):
         if kept.key_dim % 2:
             return f"layer {layer} has keys of {kept.key_dim} elements, and it must be even"

@@ -18,7 +18,6 @@ ids, positions, slots and plans, see ``StepArguments``.
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -91,25 +90,6 @@ def native_steps(step: LayerAttention, attending: Sequence[int]) -> dict[int, Na
             return {}
         native[layer] = own
     return native
-
-
-class Forward(Protocol):
-    """Computes the steps of a decoder; called like a ``ModelCall``."""
-
-    @property
-    def decoder(self) -> Decoder:
-        """What is computed."""
-
-    @property
-    def promises_bits(self) -> bool:
-        """Whether a row has the same bits alone and in any step."""
-
-    @property
-    def called(self) -> str:
-        """What is called as a module, and why; empty if nothing is."""
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Return logits, shape (num_rows, vocab_size); arguments as in ``ModelCall``."""
 
 
 class FusedForward:

@@ -43,6 +43,7 @@ from ostinato.runner.kv.kv_codes import decode, row_bytes
 from ostinato.runner.kv.kv_store import Bytes, KVStore, LayerKV, StoreShape
 from ostinato.runner.native.checks import Ints, fill_rows, within
 from ostinato.runner.native.ctypes_api import KV_DTYPES, Kv, Rows
+from ostinato.runner.settings import NATIVE_BLOCK
 
 logger = logging.getLogger(__name__)
 
@@ -158,9 +159,6 @@ def _populate(address: int, num_bytes: int) -> bool:
     return False
 
 
-TOKEN_GROUP = 16
-"""Block sizes are a multiple of this."""
-
 TOKENS_AT_START = 16_384
 """Slots whose memory is allocated from the start on, for the first prompts."""
 
@@ -179,7 +177,7 @@ class NativeKVStore(KVStore):
         block_size, dtype = shape.block_size, shape.dtype
         if torch.device(shape.device).type != "cpu":
             raise ValueError(f"no native store on {shape.device}: it is for CPUs")
-        if block_size % TOKEN_GROUP or dtype not in KV_DTYPES:
+        if block_size % NATIVE_BLOCK or dtype not in KV_DTYPES:
             raise ValueError(f"no native store has blocks of {block_size} tokens in {dtype}")
         self._native = native
         self._memory: dict[int, Bytes] = {}  # by bytes of a row: all heads with rows of that size
