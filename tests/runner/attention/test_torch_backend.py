@@ -45,7 +45,6 @@ scratch_limits = st.builds(
     gather_bytes=st.sampled_from([1, 300, 1000, 2**22]),
     fused_bytes=st.sampled_from([1, 1000, 2**28]),
     score_bytes=st.sampled_from([1, 500, 2**25]),
-    mask_memo_bytes=st.sampled_from([0, 2**25]),
 )
 
 

@@ -82,20 +82,15 @@ class AttentionStep(ABC):
         self.store.write(layer, keys, values, slots)
         if len(targets):
             self.store.copy(layer, sources, targets)
-        return self.read(layer, queries, keys, values, style)
+        return self.read(layer, queries, style)
 
     @abstractmethod
-    def read(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> Tensor:
-        """Attend from each query to its sequence up to itself.
+    def read(self, layer: int, queries: Tensor, style: AttentionStyle) -> Tensor:
+        """Attend from each query to its sequence up to itself, over what the store has.
 
         Args:
             layer: Index of the layer.
             queries: Shape (num_tokens, num_heads, key_dim), any strides.
-            keys: The new tokens' keys, shape (num_tokens, num_kv_heads, key_dim), in the store
-                already; they may be read from here if the store does not round them.
-            values: The new tokens' values, likewise.
             style: Parameters of attention.
 
         Returns:

@@ -235,11 +235,9 @@ class NativeStep(AttentionStep):
         self.store.write_checked(layer, keys, values, self.slots, self._num_threads)
         if len(self.targets):
             self.store.copy_checked(layer, self.sources, self.targets)
-        return self.read(layer, queries, keys, values, style)
+        return self.read(layer, queries, style)
 
-    def read(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> Tensor:
+    def read(self, layer: int, queries: Tensor, style: AttentionStyle) -> Tensor:
         """Attend; see ``AttentionStep``."""
         num_tokens, num_heads, _ = queries.shape
         kept = self.store.spec.layers[layer]

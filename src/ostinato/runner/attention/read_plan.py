@@ -54,8 +54,7 @@ class ReadBatch:
             (num_sequences * num_queries,).
         real: Which of ``rows`` are not padding; None if all are.
         positions: Position of each query, shape (num_sequences, num_queries).
-        blocks: Tables, shape (num_sequences, blocks_per_sequence); None for fresh sequences,
-            whose keys are ``rows``.
+        blocks: Tables, shape (num_sequences, blocks_per_sequence).
         first_keys: Position of each sequence's first gathered key, shape (num_sequences, 1).
         num_keys: Keys of each sequence, padding included.
         stale: Indices of gathered keys after a sequence's end, over all sequences, shape
@@ -67,7 +66,7 @@ class ReadBatch:
     rows: Tensor
     real: Tensor | None
     positions: Tensor
-    blocks: Tensor | None
+    blocks: Tensor
     first_keys: Tensor
     num_keys: int
     stale: Tensor

@@ -38,13 +38,11 @@ class ScratchLimits:
         gather_bytes: Keys and values of one batch; small enough that they stay in cache.
         fused_bytes: Keys and values of one sequence, above which they are read in tiles.
         score_bytes: Scores or masks of one batch.
-        mask_memo_bytes: Masks kept from one layer to the next.
     """
 
     gather_bytes: int = 4 * 2**20
     fused_bytes: int = 256 * 2**20
     score_bytes: int = 32 * 2**20
-    mask_memo_bytes: int = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +110,18 @@ class TorchStep(AttentionStep):
         self.reads = ReadPlans(metadata, store.zero_block)
         self._scratch, self._sharing = scratch, sharing
 
-    def read(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> Tensor:
+    def read(self, layer: int, queries: Tensor, style: AttentionStyle) -> Tensor:
         """Attend; see ``AttentionStep``."""
         num_tokens, num_heads, _ = queries.shape
-        output = queries.new_empty(num_tokens, num_heads, values.shape[2])
-        # Fused kernels need keys and values of one size; otherwise all scores would be in memory.
-        unrounded = keys.dtype == values.dtype == self.store.dtype
-        fresh = style.plain and unrounded and keys.shape[2] == values.shape[2]
-        limits = self._limits(queries, keys, values, style)
-        plan = self.reads.plan(style.window, limits, allow_fresh=fresh)
+        output = queries.new_empty(num_tokens, num_heads, self.store.spec.layers[layer].value_dim)
+        limits = self._limits(layer, queries, style)
+        plan = self.reads.plan(style.window, limits)
         for batch in plan.alone:
-            picked = gather_rows(queries, batch)
-            if batch.blocks is None:
-                attended = _causal(
-                    picked, gather_rows(keys, batch), gather_rows(values, batch), style
-                )
-            elif style.plain and batch.num_keys <= limits.max_width:
-                attended = self._fused(layer, batch, picked, style)
+            rows = gather_rows(queries, batch)
+            if style.plain and batch.num_keys <= limits.max_width:
+                attended = self._fused(layer, batch, rows, style)
             else:
-                attended = self._explicit(layer, batch, picked, style, limits).mean
+                attended = self._explicit(layer, batch, rows, style, limits).mean
             scatter_rows(output, attended.to(output.dtype), batch)
         if plan.shared:
             sharers = queries.index_select(0, plan.sharers)
@@ -140,22 +129,21 @@ class TorchStep(AttentionStep):
             output.index_copy_(0, plan.sharers, attended.to(output.dtype))
         return output
 
-    def _limits(
-        self, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> ReadLimits:
+    def _limits(self, layer: int, queries: Tensor, style: AttentionStyle) -> ReadLimits:
         """Return the limits of a batch, from the bytes of one key and one score.
 
         An explicit layer holds about three score matrices of its softmax at a time.
         """
+        kept, (_, num_heads, _) = self.store.spec.layers[layer], queries.shape
         score_width = max(4, queries.element_size())
-        per_pair = queries.shape[1] * score_width * (1 if style.plain else 3)
-        per_key = _row_bytes(keys) + _row_bytes(values)
+        per_pair = num_heads * score_width * (1 if style.plain else 3)
+        per_key = kept.bytes_per_token(queries.dtype)
         max_keys = max_width = max(1, self._scratch.gather_bytes // per_key)
         if style.plain:
             max_width = max(max_keys, self._scratch.fused_bytes // per_key)
         sharing = None
         if self._sharing is not None:
-            per_row = self._sharing.per_value * queries.shape[1] * values.shape[2]
+            per_row = self._sharing.per_value * num_heads * kept.value_dim
             sharing = SharingCost(self._sharing.per_run / per_key, per_row / per_key)
         return ReadLimits(
             max_keys=max_keys,
@@ -170,29 +158,12 @@ class TorchStep(AttentionStep):
         """Attend in one call; returns (sequences, num_heads, queries, value_dim)."""
         keys, values = self._gather(layer, batch, queries.dtype)
         folded = fold_gqa(queries, keys.shape[1])
-        mask = self._mask(batch, style.window, folded)
+        repeats = folded.shape[2] // batch.num_queries
+        seen = batch.visible(style.window).repeat(1, repeats, 1)[:, None]
         attended = scaled_dot_product_attention(
-            folded, keys, values, attn_mask=mask, scale=style.scale
+            folded, keys, values, attn_mask=seen, scale=style.scale
         )
         return unfold_gqa(attended, queries.shape[1])
-
-    def _mask(self, batch: ReadBatch, window: int | None, folded: Tensor) -> Tensor:
-        """Return what is added to the scores, (sequences, 1, folded rows, keys).
-
-        Layers of a kind share it, within the limit of the memo.
-        """
-        memo = self.reads.masks
-        repeats = folded.shape[2] // batch.num_queries
-        kind = (id(batch), window, repeats, folded.dtype)
-        if kind in memo:
-            return memo[kind]
-        seen = batch.visible(window)[:, None]
-        mask = torch.zeros(seen.shape, dtype=folded.dtype, device=folded.device)
-        mask = mask.masked_fill_(~seen, -torch.inf)[:, :, None]
-        mask = mask.expand(-1, -1, repeats, -1, -1).flatten(2, 3)
-        if sum(m.nbytes for m in memo.values()) + mask.nbytes <= self._scratch.mask_memo_bytes:
-            memo[kind] = mask
-        return mask
 
     def _explicit(
         self,
@@ -203,7 +174,6 @@ class TorchStep(AttentionStep):
         limits: ReadLimits,
     ) -> Part:
         """Attend tile by tile."""
-        assert batch.blocks is not None
         num_heads = queries.shape[1]
         precision = torch.promote_types(queries.dtype, torch.float32)
         softmax: RunningSoftmax | None = None
@@ -253,7 +223,6 @@ class TorchStep(AttentionStep):
         num_columns: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Fetch some block columns of a batch, (sequences, num_kv_heads, keys, dim) each."""
-        assert batch.blocks is not None
         stop = None if num_columns is None else column + num_columns
         keys, values = self.store.gather(layer, batch.blocks[:, column:stop])
         block_size, width = self.metadata.block_size, keys.shape[1]
@@ -267,18 +236,6 @@ class TorchStep(AttentionStep):
             tensor.flatten(0, 1).index_fill_(0, stale, 0)
         keys, values = (t[:, :num_keys].transpose(1, 2).to(dtype) for t in (keys, values))
         return keys, values
-
-
-def _causal(queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle) -> Tensor:
-    """Attend within sequences whose keys are all in the step."""
-    return scaled_dot_product_attention(
-        queries,
-        keys,
-        values,
-        is_causal=queries.shape[2] > 1,
-        scale=style.scale,
-        enable_gqa=queries.shape[1] != keys.shape[1],
-    )
 
 
 def _scores(folded: Tensor, keys: Tensor, style: AttentionStyle, seen: Tensor) -> Tensor:
@@ -296,8 +253,3 @@ def _scores(folded: Tensor, keys: Tensor, style: AttentionStyle, seen: Tensor) -
     by_query = scores.view(*scores.shape[:2], -1, *seen.shape[1:])
     by_query.masked_fill_(~seen[:, None, None], -torch.inf)
     return scores
-
-
-def _row_bytes(tensor: Tensor) -> int:
-    """Bytes of one token, (num_tokens, heads, dim)."""
-    return tensor.shape[1] * tensor.shape[2] * tensor.element_size()
