@@ -1,7 +1,6 @@
 """A KV store in plain tensors.
 
-Each layer has one tensor of keys and one of values, indexed by slot, so gathering whole blocks
-copies long, contiguous runs::
+Each layer has one tensor of keys and one of values, indexed by slot::
 
     keys of one layer      slot = block * block_size + offset
 
@@ -49,10 +48,6 @@ class PlainKVStore(KVStore):
         for tensor in (self._keys[layer], self._values[layer]):
             tensor.index_copy_(0, target, tensor.index_select(0, source))
 
-    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Fetch whole blocks of one layer; see ``KVStore``."""
-        return self._fetch(self._keys[layer], blocks), self._fetch(self._values[layer], blocks)
-
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Fetch single slots of one layer; see ``KVStore``."""
         keys = self._keys[layer].index_select(0, slots)
@@ -78,13 +73,6 @@ class PlainKVStore(KVStore):
 
     def _read(self, rows: Tensor) -> Tensor:
         return decode(rows) if self.dtype == torch.int8 else rows
-
-    def _fetch(self, tensor: Tensor, blocks: Tensor) -> Tensor:
-        num_rows, blocks_per_row = blocks.shape
-        num_heads, dim = tensor.shape[1:]
-        by_block = tensor.view(self.num_blocks + 1, self.block_size * num_heads * dim)
-        rows = by_block.index_select(0, blocks.reshape(-1))
-        return self._read(rows.view(num_rows, blocks_per_row * self.block_size, num_heads, dim))
 
     def _allocate(self, layer: int, kept: LayerKV) -> None:
         for tensors, dim in ((self._keys, kept.key_dim), (self._values, kept.value_dim)):

@@ -252,13 +252,6 @@ class NativeKVStore(KVStore):
             byref(self._kv[layer]), sources.ctypes.data, targets.ctypes.data, len(sources)
         )
 
-    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Fetch whole blocks of one layer; see ``KVStore``."""
-        slots = blocks.reshape(-1, 1) * self.block_size + torch.arange(self.block_size)
-        keys, values = self.read(layer, slots.reshape(-1))
-        shape = len(blocks), blocks.shape[1] * self.block_size
-        return keys.view(*shape, *keys.shape[1:]), values.view(*shape, *values.shape[1:])
-
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Fetch single slots of one layer; see ``KVStore``."""
         kept, [checked] = self.spec.layers[layer], self.check_slots(slots.numpy())
