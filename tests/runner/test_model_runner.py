@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.plan import CopyRun, StepPlan
+from ostinato.core.plan import StepPlan
 from ostinato.runner.attention.torch_backend import TorchAttention, TorchStep
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv.kv_store import KVStore
@@ -64,27 +64,6 @@ def test_a_step_that_fails_leaves_the_next_one_right(served: Served):
     assert bench.finish(sequence, bench.step(step)[0], 6) == generated_alone(
         bench.loaded, PROMPT, 6
     )
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_a_copy_of_a_copy_in_one_step_brings_what_the_first_one_does(family: str, served: Served):
-    """A computes, B copies from A, and C copies from B what B has only copied itself."""
-    loaded = served(family)
-    common = random_prompt(8, 22)
-    bench = Bench(loaded)
-    prompts = [common + random_prompt(seed, 3) for seed in (9, 10, 11)]
-    a = bench.sequence(prompts[0])
-    b = bench.sequence(prompts[1], shared=a.blocks[:5], computed=22)
-    c = bench.sequence(prompts[2], shared=a.blocks[:5], computed=22)
-    copies = [
-        CopyRun(bench.slot(b, 20), bench.slot(c, 20), 2),
-        CopyRun(bench.slot(a, 20), bench.slot(b, 20), 2),
-    ]
-
-    sampled = bench.step(a.rest(), b.rest(), c.rest(), copies=copies)
-
-    for sequence, prompt, token in zip((a, b, c), prompts, sampled, strict=True):
-        assert bench.finish(sequence, token, 8) == generated_alone(loaded, prompt, 8)
 
 
 def test_only_rows_that_are_asked_for_get_logits(served: Served):

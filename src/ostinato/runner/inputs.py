@@ -184,25 +184,14 @@ def _logit_rows(
 
 
 def _copied_slots(copies: Sequence[CopyRun], group: int) -> tuple[Ints, Ints]:
-    """Return a group's copies slot by slot, so that all can be read before any is written.
-
-    If a run copies what another run of the step writes, its source is replaced by the source of
-    that one, until no source is also a target.
-    """
+    """Return a group's copies slot by slot, so that all can be read before any is written."""
     runs = [(c.num_tokens, c.source, c.target) for c in copies if c.group == group]
     if not runs:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     lengths, sources, targets = np.array(runs, dtype=np.int64).T
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    sources = np.repeat(sources, lengths) + within
-    targets = np.repeat(targets, lengths) + within
-    order = np.argsort(targets)
-    for _ in range(len(runs)):
-        places = np.searchsorted(targets, sources, sorter=order).clip(max=len(targets) - 1)
-        chained = targets[order[places]] == sources
-        if not chained.any():
-            break
-        sources = np.where(chained, sources[order[places]], sources)
+    sources, targets = np.repeat(sources, lengths) + within, np.repeat(targets, lengths) + within
+    assert set(sources.tolist()).isdisjoint(targets.tolist()), "chains are followed by the manager"
     return sources, targets
 
 
