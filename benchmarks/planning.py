@@ -23,7 +23,13 @@ from rich.table import Table
 from benchmarks.command_line import parser_of
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.runner.attention.native_backend import NativeLimits, PlanKind, StepTables, plan_native
+from ostinato.runner.attention.native_backend import (
+    NativeLimits,
+    PlanKind,
+    StepTables,
+    plan_native,
+    plan_rules,
+)
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.native.library import attention_isa, library
 
@@ -116,7 +122,7 @@ def measure(native: ctypes.CDLL, tables: Tables, rounds: int) -> list[int]:
     step, num_blocks = tables.step(), tables.num_blocks + 1
     [metadata] = build_inputs(step, BLOCK_SIZE, CPU).groups
     checked, limits = StepTables(metadata, num_blocks), NativeLimits.of(attention_isa(native))
-    never, auto = (limits.rules(KIND, setting) for setting in ("never", "auto"))
+    never, auto = (plan_rules(limits, KIND, setting) for setting in ("never", "auto"))
     inputs_us, checked_us, never_us, auto_us = (
         microseconds(work, rounds)
         for work in (

@@ -79,7 +79,7 @@ class Case:
         store = backend.new_store(self.store_shape)
         store.write(0, self.keys, self.values, torch.arange(len(self.keys), device=self.device))
         step, style = backend.start(self.metadata, store), AttentionStyle(self.dim**-0.5)
-        return lambda: step.read(0, self.queries, self.keys, self.values, style)
+        return lambda: step.read(0, self.queries, style)
 
     def attend(self, backend: Any) -> torch.Tensor:
         """Read one layer once."""

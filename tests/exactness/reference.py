@@ -41,11 +41,15 @@ assert min(map(len, PROMPTS)) > 2 * WINDOW
 
 
 class Reference:
-    """One model of ``transformers``, and what it has said so far."""
+    """One model of ``transformers``, and what it has said so far.
+
+    Attributes:
+        model: In float64, with eager attention and experts.
+    """
 
     def __init__(self, path: Path) -> None:
         """Load a checkpoint."""
-        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float64,
             attn_implementation="eager",
@@ -57,10 +61,10 @@ class Reference:
         """Continue a prompt greedily by ``NUM_NEW`` tokens, or up to an id that ends it."""
         known = (*eos_token_ids, -1, *prompt)
         if known not in self._said:
-            self._model.generation_config.eos_token_id = list(eos_token_ids) or None
+            self.model.generation_config.eos_token_id = list(eos_token_ids) or None
             rows = torch.tensor([prompt])
             with torch.inference_mode():
-                whole = self._model.generate(
+                whole = self.model.generate(
                     rows,
                     attention_mask=torch.ones_like(rows),
                     max_new_tokens=NUM_NEW,
@@ -72,5 +76,5 @@ class Reference:
     def logprobs(self, tokens: Sequence[int]) -> Tensor:
         """Return log-probabilities of what follows each token, shape (num_tokens, vocab_size)."""
         with torch.inference_mode():
-            logits = self._model(torch.tensor([tokens]), use_cache=False).logits[0]
+            logits = self.model(torch.tensor([tokens]), use_cache=False).logits[0]
         return logits.log_softmax(dim=-1)

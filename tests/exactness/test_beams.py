@@ -4,32 +4,15 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ostinato import BeamSearchParams
 from ostinato.engine.api.beam_api import BeamSearchOutput
+from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import PROMPTS
-from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
 
 NUM_NEW = 8
-
-
-@pytest.fixture(scope="module")
-def model_of(checkpoints: Checkpoints):
-    models: dict[str, PreTrainedModel] = {}
-
-    def load(family: str) -> PreTrainedModel:
-        if family not in models:
-            models[family] = AutoModelForCausalLM.from_pretrained(
-                checkpoints.path(family),
-                dtype=torch.float64,
-                attn_implementation="eager",
-                experts_implementation="eager",
-            ).eval()
-        return models[family]
-
-    return load
 
 
 def searched(
@@ -83,7 +66,9 @@ def params_of(width: int, **changes) -> BeamSearchParams:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma2"])
 @pytest.mark.parametrize("width", [2, 6])
-def test_the_beams_of_transformers(family: str, width: int, make_llm: MakeLLM, model_of):
+def test_the_beams_of_transformers(
+    family: str, width: int, make_llm: MakeLLM, reference_of: ReferenceOf
+):
     """Cold and all at once, then with hits; windows as well."""
     llm, params = make_llm(family), params_of(width, ignore_eos=True)
 
@@ -91,7 +76,7 @@ def test_the_beams_of_transformers(family: str, width: int, make_llm: MakeLLM, m
     warm = llm.beam_search(PROMPTS, params)
 
     for output, again, prompt in zip(cold, warm, PROMPTS, strict=True):
-        assert_same(output, model_of(family), prompt, params)
+        assert_same(output, reference_of(family).model, prompt, params)
         assert [s.tokens for s in again.sequences] == [s.tokens for s in output.sequences]
         assert again.num_cached_tokens >= len(prompt) - 4
 
@@ -100,7 +85,7 @@ def test_the_beams_of_transformers(family: str, width: int, make_llm: MakeLLM, m
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("length_penalty", [-1.5, 0.0, 1.0, 2.0])
 def test_answers_that_end_before_others(
-    early_stopping, length_penalty: float, make_llm: MakeLLM, model_of
+    early_stopping, length_penalty: float, make_llm: MakeLLM, reference_of: ReferenceOf
 ):
     """A tenth of the vocabulary ends an answer, so that searches stop at different lengths."""
     ends = list(range(4, 104, 10))
@@ -110,29 +95,31 @@ def test_answers_that_end_before_others(
     outputs = llm.beam_search(PROMPTS, params)
 
     for output, prompt in zip(outputs, PROMPTS, strict=True):
-        assert_same(output, model_of("llama"), prompt, params, ends)
+        assert_same(output, reference_of("llama").model, prompt, params, ends)
     lengths = {len(s.tokens) for output in outputs for s in output.sequences}
     assert len(lengths) > 2
 
 
-def test_beams_in_a_pool_that_is_too_small_for_them(make_llm: MakeLLM, model_of):
+def test_beams_in_a_pool_that_is_too_small_for_them(make_llm: MakeLLM, reference_of: ReferenceOf):
     llm, params = make_llm("llama", num_blocks=15), params_of(6, ignore_eos=True)
 
     outputs = llm.beam_search(PROMPTS, params)
 
     for output, prompt in zip(outputs, PROMPTS, strict=True):
-        assert_same(output, model_of("llama"), prompt, params)
+        assert_same(output, reference_of("llama").model, prompt, params)
     assert llm.engine.scheduler_stats.num_preemptions > 0
 
 
-def test_beams_behind_a_recurrent_state_are_computed_again(make_llm: MakeLLM, model_of):
+def test_beams_behind_a_recurrent_state_are_computed_again(
+    make_llm: MakeLLM, reference_of: ReferenceOf
+):
     """A state cannot be forked between two tokens, so that beams go on from what is kept."""
     llm, params = make_llm("qwen3_next"), params_of(3, ignore_eos=True)
 
     outputs = llm.beam_search(PROMPTS[:2], params)
 
     for output, prompt in zip(outputs, PROMPTS, strict=False):
-        assert_same(output, model_of("qwen3_next"), prompt, params)
+        assert_same(output, reference_of("qwen3_next").model, prompt, params)
 
 
 def test_the_prompt_is_computed_once_for_all_beams(make_llm: MakeLLM):

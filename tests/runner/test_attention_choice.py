@@ -24,8 +24,6 @@ from ostinato.runner.gpu.availability import INTERPRETER_VARIABLE
 from ostinato.runner.gpu.backend import TritonAttention
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.library import library
-from ostinato.runner.native.store import TOKEN_GROUP
-from ostinato.runner.settings import NATIVE_BLOCK
 from tests.support.instruction_sets import needs_library, no_library
 from tests.support.triton import needs_triton
 
@@ -193,7 +191,6 @@ def test_what_the_library_can_never_do_is_refused_before_anything_is_loaded(sett
     with pytest.raises(ConfigError, match=f"attention='native' is unavailable: {name}"):
         EngineConfig.of("nowhere", {"attention": "native", **settings})
     EngineConfig.of("nowhere", {"attention": "auto", **settings})
-    assert NATIVE_BLOCK == TOKEN_GROUP
 
 
 def test_without_a_library_it_is_refused_before_the_weights_are_read(

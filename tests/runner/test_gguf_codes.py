@@ -187,7 +187,7 @@ def test_other_numbers_in_blocks_are_near(kind: str):
 def test_an_embedding_of_blocks_looks_up_the_numbers_of_the_reference(dtype: torch.dtype):
     data, type_ = random_blocks("Q6_K", 9)
     reference = torch.from_numpy(gguf.dequantize(data, type_)).to(dtype)
-    embedding = BlockEmbedding(data, type_, dtype)
+    embedding = BlockEmbedding(data, type_.name, dtype)
 
     ids = torch.tensor([[8, 0, 3, 3]])
     assert torch.equal(embedding(ids), reference[ids])

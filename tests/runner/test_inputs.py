@@ -109,16 +109,6 @@ def test_copies_are_spelled_out_slot_by_slot():
     assert built.groups[0].copy_targets.tolist() == [20, 21, 22, 4]
 
 
-def test_copies_of_copies_read_from_where_the_first_one_does():
-    """4 to 8, 8 to 12, 12 to 16: all three read from 4, however they are ordered."""
-    runs = [CopyRun(SlotId(s), SlotId(s + 4), 2) for s in (12, 4, 8)]
-
-    built = inputs(scheduled([1], 0, [0]), copies=tuple(runs))
-
-    assert built.groups[0].copy_sources.tolist() == [4, 5] * 3
-    assert built.groups[0].copy_targets.tolist() == [16, 17, 8, 9, 12, 13]
-
-
 def test_ids_beyond_31_bits_stay_what_they_are():
     built = inputs(scheduled([2**32 - 1], 0, [0]))
 

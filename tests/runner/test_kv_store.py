@@ -200,19 +200,6 @@ def test_zeroed_slots_are_forgotten_in_all_layers(new_store: NewStore, dtype: to
     assert content(store, 1) == counted(100, s2=0, s37=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_values_are_rounded_to_the_stores_dtype(new_store: NewStore, dtype: torch.dtype):
-    """To nearest, ties to even, as torch rounds; codes are the same wherever they are made."""
-    store = new_store(SPEC, 1, SIZE, dtype)
-    draw = torch.Generator().manual_seed(1)
-    keys, values = torch.randn(9, 1, 6, generator=draw), torch.randn(9, 1, 4, generator=draw)
-
-    store.write(1, keys, values, torch.arange(9))
-
-    found = store.read(1, torch.arange(9))
-    assert torch.equal(found[0], kept(keys, dtype)) and torch.equal(found[1], kept(values, dtype))
-
-
 @pytest.mark.parametrize(
     ("dtype", "expected"),
     [(torch.float32, 112), (torch.bfloat16, 56), (torch.float16, 56), (torch.int8, 28 + 6 * 4)],

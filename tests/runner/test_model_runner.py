@@ -1,6 +1,5 @@
 """Whole steps through the runner's public interface."""
 
-from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +8,13 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.plan import StepPlan
 from ostinato.runner.attention.torch_backend import TorchAttention, TorchStep
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv.kv_store import KVStore
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_runner import ModelRunner
-from tests.runner.bench import Bench, generated_alone, greedy, own_logits, random_prompt
+from tests.runner.bench import Bench, generated_alone, own_logits, random_prompt
 from tests.runner.conftest import Served
 
 PROMPT = random_prompt(1, 21)
@@ -53,16 +51,6 @@ def test_results_come_in_the_plans_order_and_only_where_asked_for(served: Served
     assert [r.samples[0].token_id for r in result.sequences if r.samples] == [t for [t] in tokens]
 
 
-def test_every_token_that_goes_through_the_model_is_counted(served: Served):
-    bench = Bench(served("llama"))
-    sequence = bench.sequence(PROMPT)
-
-    bench.step(sequence.next(8))
-    bench.step(sequence.rest())
-
-    assert bench.runner.num_tokens_computed == 21
-
-
 def test_a_step_that_fails_leaves_the_next_one_right(served: Served):
     """The very same step, tried again, gives what it should have given."""
     bench = Bench(served("llama"), attention=FailsOnce())
@@ -78,15 +66,6 @@ def test_a_step_that_fails_leaves_the_next_one_right(served: Served):
     )
 
 
-def test_a_fork_samples_one_token_per_seed_from_one_row(served: Served):
-    bench = Bench(served("llama"))
-    step = replace(bench.sequence(PROMPT).rest(), sample=greedy(num_samples=3))
-
-    (result,) = bench.runner.execute(StepPlan((step,))).sequences
-
-    assert [s.token_id for s in result.samples] == generated_alone(bench.loaded, PROMPT, 1) * 3
-
-
 def test_only_rows_that_are_asked_for_get_logits(served: Served):
     """A prompt of a thousand tokens would else cost a thousand rows of the vocabulary."""
     bench = Bench(served("llama"))
@@ -94,12 +73,6 @@ def test_only_rows_that_are_asked_for_get_logits(served: Served):
     logits = bench.logits(bench.sequence(PROMPT).next(20), bench.sequence(PROMPT).rest())
 
     assert logits.shape == (1, 320)
-
-
-def test_a_step_without_any_wanted_row_runs(served: Served):
-    bench = Bench(served("llama"))
-
-    assert bench.step(bench.sequence(PROMPT).next(20)) == [None]
 
 
 def test_a_model_that_cannot_leave_out_logits_has_its_rows_selected(
@@ -119,29 +92,6 @@ def test_a_model_that_cannot_leave_out_logits_has_its_rows_selected(
     assert bench.step(bench.sequence(PROMPT).rest()) == expected
 
 
-def with_targets(step: ScheduledSequence, prompt: list[int]) -> ScheduledSequence:
-    """Ask for the log-probs of the prompt's tokens that follow the step's."""
-    targets = array("I", prompt[step.start + 1 : step.end + 1])
-    return replace(step, prompt_targets=targets, num_prompt_logprobs=2)
-
-
-def test_prompt_log_probs_are_those_of_the_models_own_logits(served: Served):
-    """In two chunks; the last row has no target, and samples."""
-    bench = Bench(served("llama"))
-    sequence = bench.sequence(PROMPT)
-    found = []
-    for step in (sequence.next(8), sequence.rest()):
-        stranger = bench.sequence(random_prompt(2, 5)).rest()
-        plan = StepPlan((stranger, with_targets(step, PROMPT)))
-        found.extend(bench.runner.execute(plan).sequences[1].prompt_logprobs)
-
-    logprobs = own_logits(bench.loaded, PROMPT).log_softmax(dim=1)
-    expected = [float(logprobs[i, token]) for i, token in enumerate(PROMPT[1:])]
-    assert [entry[0].token_id for entry in found] == PROMPT[1:]
-    assert [entry[1].rank for entry in found] == [1] * 20
-    assert [entry[0].logprob for entry in found] == pytest.approx(expected, abs=1e-4)
-
-
 def test_keys_may_be_kept_in_another_dtype_than_the_model_computes_in(served: Served):
     """Logits of a float32 model over bfloat16 keys are right to bfloat16."""
     loaded = served("llama", "float32")
@@ -157,20 +107,6 @@ def test_keys_may_be_kept_in_another_dtype_than_the_model_computes_in(served: Se
     assert bench.runner.kv_stores[0].dtype == torch.bfloat16
     distance = (found - expected).square().mean().sqrt() / expected.std()
     assert 0 < distance < 0.2
-
-
-def test_sampling_uses_the_sequences_own_parameters(served: Served):
-    """A bias of 100 on one id wins, in one sequence of two."""
-    bench = Bench(served("llama"))
-    biased, plain = bench.sequence(PROMPT), bench.sequence(PROMPT)
-    params = SamplingParams(temperature=0.0, logit_bias={77: 100.0})
-    step = biased.rest()
-    assert step.sample is not None
-    step = replace(step, sample=replace(step.sample, params=params))
-
-    tokens = bench.step(step, plain.rest())
-
-    assert tokens == [77, *generated_alone(bench.loaded, PROMPT, 1)]
 
 
 def test_more_blocks_than_memory_are_refused(served: Served):

@@ -77,7 +77,7 @@ class Search(Protocol):
 class CopyRun:
     """Neighbouring slots to copy in every layer; immutable once it is handed out."""
 
-    source: SlotId  # first slot read; written before this step, or in it
+    source: SlotId  # first slot read; written before this step, or in it by no copy
     target: SlotId  # first slot written; no other run or new token writes there
     num_tokens: int  # slots copied; neither side crosses a block
     group: int = 0  # layers to copy in: 0 for full attention, then one per window size

@@ -14,13 +14,15 @@ from ostinato.core.errors import ConfigError
 from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
-from ostinato.runner.gpu.availability import why_no_triton, why_not_in_triton
+from ostinato.runner.gpu.availability import (
+    why_no_triton,
+    why_not_format,
+    why_not_in_triton,
+)
 from ostinato.runner.gpu.backend import TritonAttention
 from ostinato.runner.kv.kv_store import KVSpec
-from ostinato.runner.native.ctypes_api import DTYPES, KV_DTYPES
 from ostinato.runner.native.library import library, why_missing
-from ostinato.runner.native.store import TOKEN_GROUP
-from ostinato.runner.settings import AttentionName, ReadOnce
+from ostinato.runner.settings import NATIVE_BLOCK, AttentionName, ReadOnce
 
 logger = logging.getLogger(__name__)
 
@@ -112,16 +114,10 @@ def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
         return missing or why_not_in_triton(case.spec, case.dtype, case.kv_dtype)
     if case.device.type != "cpu":
         return f"device={str(case.device)!r}, and the library computes on a CPU"
-    for setting, dtype, known in (
-        ("dtype", case.dtype, DTYPES),
-        ("kv_cache_dtype", case.kv_dtype, KV_DTYPES),
-    ):
-        if dtype not in known:
-            unknown, *names = (str(name).removeprefix("torch.") for name in (dtype, *known))
-            supported = ", ".join(names)
-            return f"{setting} is {unknown}, and the library supports {supported}: set {setting}"
-    if case.block_size % TOKEN_GROUP:
-        return f"block_size={case.block_size} must be a multiple of {TOKEN_GROUP}: set block_size"
+    if (hindrance := why_not_format("the library supports", case.dtype, case.kv_dtype)) is not None:
+        return hindrance
+    if case.block_size % NATIVE_BLOCK:
+        return f"block_size={case.block_size} must be a multiple of {NATIVE_BLOCK}: set block_size"
     for layer, kept in enumerate(case.spec.layers):
         if kept.key_dim % 2:
             return f"layer {layer} has keys of {kept.key_dim} elements, and it must be even"

@@ -51,27 +51,21 @@ class BlockEmbedding(StoredWeight):
     Attributes:
         num_embeddings: As in ``nn.Embedding``.
         embedding_dim: As in ``nn.Embedding``.
+        kind: Format of the blocks, such as ``Q4_K``.
         dtype: Dtype of the rows that are looked up.
         is_replaced: Whether other numbers were loaded; they are kept plain.
     """
 
-    def __init__(
-        self, blocks: NDArray[np.uint8], kind: gguf.GGMLQuantizationType, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, blocks: NDArray[np.uint8], kind: str, dtype: torch.dtype) -> None:
         """Take blocks of shape (num_embeddings, bytes of a row)."""
         super().__init__()
-        num_numbers, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+        num_numbers, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
         self.num_embeddings = len(blocks)
         self.embedding_dim = blocks.shape[1] // num_bytes * num_numbers
-        self.dtype = dtype
-        self._blocks, self._kind = blocks, kind
+        self.kind, self.dtype = kind, dtype
+        self._blocks = blocks
         self._table: Tensor | None = None
         self.eval()
-
-    @classmethod
-    def of_kind(cls, blocks: NDArray[np.uint8], kind: str, dtype: torch.dtype) -> "BlockEmbedding":
-        """Take blocks of a format by its name."""
-        return cls(blocks, gguf.GGMLQuantizationType[kind], dtype)
 
     @property
     def blocks(self) -> NDArray[np.uint8]:
@@ -83,11 +77,6 @@ class BlockEmbedding(StoredWeight):
         """Keep the same blocks in other memory."""
         assert blocks.shape == self._blocks.shape and blocks.dtype == np.uint8, blocks.shape
         self._blocks = blocks
-
-    @property
-    def kind(self) -> str:
-        """Format of the blocks."""
-        return str(self._kind.name)
 
     @property
     def is_replaced(self) -> bool:
@@ -108,7 +97,7 @@ class BlockEmbedding(StoredWeight):
         """Return some rows, shape (num_ids, embedding_dim); ``ids`` are within the table."""
         if self._table is not None:
             return self._table.index_select(0, ids)
-        numbers = gguf.dequantize(self._blocks[ids.numpy()], self._kind)
+        numbers = gguf.dequantize(self._blocks[ids.numpy()], gguf.GGMLQuantizationType[self.kind])
         return torch.from_numpy(numbers).to(self.dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -128,4 +117,4 @@ class BlockEmbedding(StoredWeight):
 
     def extra_repr(self) -> str:
         """Describe it like ``nn.Embedding``."""
-        return f"{self.num_embeddings}, {self.embedding_dim}, blocks of {self._kind.name}"
+        return f"{self.num_embeddings}, {self.embedding_dim}, blocks of {self.kind}"

@@ -114,7 +114,9 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
     """
     sequences = plan.sequences
     are_decodes = all(map(_is_decode, sequences))
-    first_positions = np.array([s.start for s in sequences], dtype=np.int64)
+    parts = [(s.tokens, s.start, s.tables) for s in sequences]
+    tokens, firsts, tables_of_each = zip(*parts, strict=True)
+    first_positions = np.array(firsts, dtype=np.int64)
     if are_decodes:
         starts, positions = np.arange(len(sequences) + 1), first_positions
         rows = starts[:-1], starts[:-1], (range(0),) * len(sequences)
@@ -125,109 +127,71 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         positions = within + np.repeat(first_positions, lengths)
         rows = _logit_rows(sequences, starts)
 
-    def group_metadata(group: int) -> AttentionMetadata:
-        tables = [s.tables[group] for s in sequences]
+    groups = list[AttentionMetadata]()
+    for group, tables in enumerate(zip(*tables_of_each, strict=True)):
         blocks, table_starts = _concatenate(tables)
         if are_decodes:
-            slots = _decode_slots(tables, sequences, block_size)
+            pairs, size = zip(tables, firsts, strict=True), block_size
+            new = [table[first // size] * size + first % size for table, first in pairs]
+            slots = np.array(new, dtype=np.int64)
         else:
             entries = np.repeat(table_starts[:-1], lengths) + positions // block_size
             slots = blocks[entries] * block_size + positions % block_size
-        sources, targets = _copied_slots([c for c in plan.copies if c.group == group])
-        return AttentionMetadata(
-            slots=slots,
-            copy_sources=sources,
-            copy_targets=targets,
-            starts=starts,
-            first_positions=first_positions,
-            blocks=blocks,
-            table_starts=table_starts,
-            block_size=block_size,
-            device=device,
+        copied = _copied_slots(plan.copies, group)
+        groups.append(
+            AttentionMetadata(
+                slots, *copied, starts, first_positions, blocks, table_starts, block_size, device
+            )
         )
-
     return StepInputs(
-        _concatenate([s.tokens for s in sequences])[0],
+        _concatenate(tokens)[0],
         positions,
         *rows,
-        groups=tuple(map(group_metadata, range(len(sequences[0].tables)))),
+        groups=tuple(groups),
         state_slots=_ints(s.state_slot for s in sequences)
         if sequences[0].state_slot >= 0
         else None,
     )
 
 
-def _decode_slots(
-    tables: Sequence["array[int]"], sequences: Sequence[ScheduledSequence], block_size: int
-) -> Ints:
-    """Return the slot of each sequence's only new token."""
-    pairs, size = zip(tables, sequences, strict=True), block_size
-    slots = [table[s.start // size] * size + s.start % size for table, s in pairs]
-    return np.array(slots, dtype=np.int64)
-
-
 def _is_decode(sequence: ScheduledSequence) -> bool:
-    """Return whether a sequence has one new token, and samples the next one."""
-    is_single = len(sequence.tokens) == 1 and not _num_prompt_rows(sequence)
-    return is_single and sequence.sample is not None
+    """Return whether a sequence has one new token, and only samples the next one."""
+    return (
+        len(sequence.tokens) == 1
+        and sequence.sample is not None
+        and sequence.hidden_sum is None
+        and not sequence.prompt_targets
+    )
 
 
 def _logit_rows(
     sequences: Sequence[ScheduledSequence], starts: Ints
 ) -> tuple[Ints, Ints, tuple[range, ...]]:
     """Return the rows that need logits, which of them are sampled, and those of prompt targets."""
-    if not any(map(_num_prompt_rows, sequences)):
-        counts = _ints(_num_samples(s) for s in sequences)
-        ends = np.repeat(starts[1:] - np.cumsum(counts), counts)
-        rows = np.arange(len(ends))
-        return ends + rows, rows, (range(0),) * len(sequences)
-    logit_rows: list[Ints] = []
-    sampled: list[int] = []
-    prompt_rows: list[range] = []
-    num_rows = 0
-    for sequence, start, end in zip(sequences, starts[:-1], starts[1:], strict=True):
-        num_targets, num_samples = _num_prompt_rows(sequence), _num_samples(sequence)
-        start += sequence.first_target
-        rows = np.arange(start, start + num_targets)
-        if start + num_targets < end:
-            rows = np.append(rows, np.arange(end - num_samples, end))
+    logit_rows, sampled, prompt_rows = list[int](), list[int](), list[range]()
+    for sequence, start, end in zip(sequences, starts.tolist(), starts[1:].tolist(), strict=False):
+        # Rows of prompt targets, of a mean all; then the last ones, which are sampled.
+        has_mean, num_rows = sequence.hidden_sum is not None, len(logit_rows)
+        num_targets = len(sequence.tokens if has_mean else sequence.prompt_targets)
+        num_samples = 0 if sequence.sample is None else 1 + len(sequence.drafted)
+        first = start + sequence.first_target
+        logit_rows += range(first, first + num_targets)
         prompt_rows.append(range(num_rows, num_rows + num_targets))
-        logit_rows.append(rows)
-        num_rows += len(rows)
-        sampled += range(num_rows - num_samples, num_rows)
-    return np.concatenate(logit_rows), np.array(sampled, dtype=np.int64), tuple(prompt_rows)
+        if first + num_targets < end:
+            logit_rows += range(end - num_samples, end)
+        sampled += range(len(logit_rows) - num_samples, len(logit_rows))
+    return _ints(logit_rows), _ints(sampled), tuple(prompt_rows)
 
 
-def _num_prompt_rows(sequence: ScheduledSequence) -> int:
-    """Return how many rows its prompt targets need; of a mean, all."""
-    return len(sequence.prompt_targets if sequence.hidden_sum is None else sequence.tokens)
-
-
-def _num_samples(sequence: ScheduledSequence) -> int:
-    """Return how many of a sequence's last rows are sampled from: one, and one per draft."""
-    return 0 if sequence.sample is None else 1 + len(sequence.drafted)
-
-
-def _copied_slots(copies: Sequence[CopyRun]) -> tuple[Ints, Ints]:
-    """Return copies slot by slot, so that all can be read before any is written.
-
-    If a run copies what another run of the step writes, its source is replaced by the source of
-    that one, until no source is also a target.
-    """
-    if not copies:
+def _copied_slots(copies: Sequence[CopyRun], group: int) -> tuple[Ints, Ints]:
+    """Return a group's copies slot by slot, so that all can be read before any is written."""
+    runs = [(c.num_tokens, c.source, c.target) for c in copies if c.group == group]
+    if not runs:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    runs = [(run.num_tokens, run.source, run.target) for run in copies]
     lengths, sources, targets = np.array(runs, dtype=np.int64).T
-    within = np.arange(lengths.sum()) - np.repeat(_offsets(lengths)[:-1], lengths)
-    sources = np.repeat(sources, lengths) + within
-    targets = np.repeat(targets, lengths) + within
-    order = np.argsort(targets)
-    for _ in range(len(copies)):
-        places = np.searchsorted(targets, sources, sorter=order).clip(max=len(targets) - 1)
-        chained = targets[order[places]] == sources
-        if not chained.any():
-            break
-        sources = np.where(chained, sources[order[places]], sources)
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    sources, targets = np.repeat(sources, lengths) + within, np.repeat(targets, lengths) + within
+    assert set(sources.tolist()).isdisjoint(targets.tolist()), "chains are followed by the manager"
     return sources, targets
 
 

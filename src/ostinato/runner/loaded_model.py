@@ -8,7 +8,6 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ostinato.errors import MissingTokenizer
-from ostinato.runner.forward.fused import Forward
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.weight_refs import ModelSize
 from ostinato.runner.heads import Head
@@ -17,7 +16,7 @@ from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.loading.model_support import LengthLimit
 from ostinato.runner.loading.pretrained import TOKENIZER_FILES
 from ostinato.runner.model_call import LaterCall, ModelCall
-from ostinato.runner.select_forward import ChosenForward
+from ostinato.runner.select_forward import ChosenForward, Forward
 from ostinato.runner.states.store import StateSpec
 
 if TYPE_CHECKING:

@@ -4,10 +4,13 @@ By a number of blocks, by a number of bytes, or else by a share of the device's 
 to what the running sequences can use.
 """
 
+import math
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
+from torch import Tensor
 
 from ostinato.core.errors import ConfigError
 
@@ -94,6 +97,18 @@ def available_bytes(device: torch.device | str = "cpu") -> int | None:
         return int(torch.cuda.mem_get_info(device)[0])
     known = [n for n in (_machine_bytes(), _container_bytes()) if n is not None]
     return min(known, default=None)
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros, whose pages on a CPU are allocated when they are first written.
+
+    NumPy gets zeroed pages from the kernel, which cost nothing until written; torch would write
+    them, which takes seconds for many gigabytes.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    content = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(content).view(dtype).view(shape)
 
 
 def _checked_blocks(num_blocks: int, setting: str, bytes_per_block: int) -> int:

@@ -9,7 +9,7 @@ One call of the model over one row, then one call of the sampler::
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, starmap
 
 import torch
 from torch import Tensor
@@ -154,7 +154,7 @@ class ModelRunner:
         Effects: sets the rows of ``hidden`` to the input of the head.
         """
         pairs = zip(inputs.groups, self.kv_stores, strict=True)
-        steps = tuple([self.attention.start(metadata, store) for metadata, store in pairs])
+        steps = tuple(starmap(self.attention.start, pairs))
         states = None
         if inputs.state_slots is not None:
             states = StateStep(inputs.state_slots, inputs.groups[0], self.states)
@@ -202,18 +202,18 @@ class ModelRunner:
             outcomes = read_rows(outcomes, tasks, rows, hidden, inputs.sample_rows)
         sampled = iter(outcomes)
         sums = {} if hidden is None else hidden_sums(plan, inputs.prompt_rows, hidden)
-        return StepResult(
-            tuple([
-                SequenceResult(
-                    samples=()
-                    if sequence.sample is None
-                    else self._taken(sequence, sampled, sums.get(index)),
-                    prompt_logprobs=self._prompt_logprobs(plan, inputs, logits, index),
-                    hidden_sum=sums.get(index),
-                )
-                for index, sequence in enumerate(plan.sequences)
-            ])
-        )  # fmt: skip
+        results = []
+        for index, sequence in enumerate(plan.sequences):
+            samples: tuple[SampledToken, ...] = ()
+            logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+            if sequence.sample is not None:
+                samples = self._taken(sequence, sampled, sums.get(index))
+            if targets := sequence.prompt_targets:
+                target_rows = inputs.prompt_rows[index]
+                counts = [sequence.num_prompt_logprobs] * len(target_rows)
+                logprobs = token_logprobs(logits, target_rows, targets, counts)
+            results.append(SequenceResult(samples, logprobs, sums.get(index)))
+        return StepResult(tuple(results))
 
     def _taken(
         self,
@@ -235,15 +235,6 @@ class ModelRunner:
             samples += row
         self.num_tokens_computed -= count + 1 - len(samples)
         return samples
-
-    def _prompt_logprobs(
-        self, plan: StepPlan, inputs: StepInputs, logits: Tensor, index: int
-    ) -> tuple[tuple[TokenLogprob, ...], ...]:
-        rows, sequence = inputs.prompt_rows[index], plan.sequences[index]
-        if not sequence.prompt_targets:
-            return ()
-        counts = [sequence.num_prompt_logprobs] * len(rows)
-        return token_logprobs(logits, rows, sequence.prompt_targets, counts)
 
 
 def _reads_hidden(plan: StepPlan) -> bool:

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,23 +27,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.errors import UnsupportedModel
-from ostinato.runner.attention.backend import AttentionStyle, GroupedStep
+from ostinato.runner.attention.backend import AttentionStyle, CallsModel, GroupedStep
 from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.registration import (
     ATTENTION_NAME,
-    LayerAttention,
     StepNotReceived,
 )
 from ostinato.runner.attention_choice import AttentionCase, choose_attention
-from ostinato.runner.inputs import Ints, build_inputs
+from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV, StoreShape
 from ostinato.runner.kv.layer_groups import one_group
 from ostinato.runner.model_call import ModelCall
-from ostinato.runner.native.store import TOKEN_GROUP
 from ostinato.runner.quantization import check_rows
 from ostinato.runner.sampling.rounding import in_roundings, rounding_noise
-from ostinato.runner.settings import AttentionName
+from ostinato.runner.settings import NATIVE_BLOCK, AttentionName
 from ostinato.runner.states.step import StateRecorder, StateStep
 from ostinato.runner.states.store import StateSpec, StateStore
 
@@ -65,19 +63,6 @@ ten seconds for the whole prompt, and a number that is not finite spreads to eve
 _MAX_ROUNDINGS = 4.0
 """Maximum difference of logits, in multiples of the measured rounding noise. Every tested family
 stays below 0.8 in bfloat16 and 0.2 in float32."""
-
-
-class StepCall(Protocol):
-    """Computes a step, as ``ModelCall`` does."""
-
-    def __call__(
-        self,
-        input_ids: Ints,
-        position_ids: Ints | None,
-        step: LayerAttention | None,
-        rows: Ints | None = None,
-    ) -> Tensor:
-        """Return logits; see ``ModelCall``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +149,7 @@ def observe_without_weights(
     return spec, recorder.states.spec, recorder.styles()
 
 
-def check_finite(model: "PreTrainedModel", call: StepCall, probed: Probed) -> None:
+def check_finite(model: "PreTrainedModel", call: CallsModel, probed: Probed) -> None:
     """Check that all layers together give finite logits; the probe may have seen few of them.
 
     Args:
@@ -274,7 +259,7 @@ def _prompts(vocab_size: int) -> tuple["array[int]", "array[int]"]:
 def through_blocks(
     spec: KVSpec,
     states: StateSpec,
-    call: StepCall,
+    call: CallsModel,
     model: "PreTrainedModel",
     attention: AttentionName,
     chunks: tuple[int, ...] = _CHUNKS,
@@ -293,9 +278,9 @@ def through_blocks(
         Shape (num_tokens, vocab_size).
     """
     prompt, other = _prompts(model.get_input_embeddings().num_embeddings)
-    case = AttentionCase(spec, model.dtype, model.dtype, TOKEN_GROUP, model.device)
+    case = AttentionCase(spec, model.dtype, model.dtype, NATIVE_BLOCK, model.device)
     backend = choose_attention("auto" if attention == "native" else attention, case)
-    size = TOKEN_GROUP if isinstance(backend, NativeAttention) else _BLOCK_SIZE
+    size = NATIVE_BLOCK if isinstance(backend, NativeAttention) else _BLOCK_SIZE
     num_blocks = 2 * -(-_NUM_TOKENS // size)
     store = backend.new_store(StoreShape(spec, num_blocks, size, model.dtype, model.device))
     of_layer, slots = one_group(spec).of_layer, StateStore(states, 2, model.device)

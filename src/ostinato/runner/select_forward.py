@@ -12,14 +12,15 @@ modules of the same weights.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from ostinato.errors import ConfigError, UnsupportedModel
+from ostinato.runner.attention.backend import CallsModel
 from ostinato.runner.attention_choice import on_device
 from ostinato.runner.experts.mixture import why_modules
-from ostinato.runner.forward.fused import Forward, FusedForward
+from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import DTYPES
 from ostinato.runner.forward.packing import (
     pack_linears,
@@ -40,7 +41,7 @@ from ostinato.runner.gpu.device_forward import DeviceForward, buffers_on_cpu
 from ostinato.runner.gpu.device_weights import DevicePack
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.packed import required_library
-from ostinato.runner.probe import Probed, StepCall, through_blocks
+from ostinato.runner.probe import Probed, through_blocks
 from ostinato.runner.sampling.rounding import in_roundings, with_codes
 from ostinato.runner.settings import ForwardName
 
@@ -53,6 +54,10 @@ quantizing saves little memory and time."""
 
 _MAX_ROUNDINGS = 1.0
 """Largest difference of logits from the plain modules', in multiples of what rounding explains."""
+
+
+Forward: TypeAlias = FusedForward | DeviceForward
+"""Computes the steps of a decoder; called like a ``ModelCall``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +199,7 @@ def _why_unfused(model: "PreTrainedModel", probed: Probed) -> str | None:
     return None if reason is None else f"{type(model).__name__} is not fused: {reason}"
 
 
-def _difference(model: "PreTrainedModel", probed: Probed, call: StepCall) -> str | None:
+def _difference(model: "PreTrainedModel", probed: Probed, call: CallsModel) -> str | None:
     """Return how logits differ from the plain modules'; None if rounding explains it."""
     try:
         with torch.inference_mode():

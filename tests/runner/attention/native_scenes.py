@@ -54,7 +54,7 @@ class PlanView:
         return range(max(0, begin), min(end, int(segment["num_keys"])))
 
     def array(self, name: str, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-        first = getattr(self.laid, name) - self.plan.memory.ctypes.data
+        first = getattr(self.laid.arrays, name) - self.plan.memory.ctypes.data
         return self.plan.memory[first : first + count * dtype.itemsize].view(dtype)
 
 

@@ -1,7 +1,6 @@
-"""Attention again, slow and obvious: one query, one head, one key at a time, in float64."""
+"""Attention again, slow and obvious: one sequence at a time, with matrix products, in float64."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,32 +8,8 @@ from torch import Tensor
 from ostinato.runner.attention.backend import AttentionStyle
 
 
-def attend_one(query: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle) -> Tensor:
-    """Let the last token of a sequence look back.
-
-    Args:
-        query: Shape (num_heads, key_dim).
-        keys: Of the whole sequence, shape (num_tokens, num_kv_heads, key_dim).
-        values: Likewise, shape (num_tokens, num_kv_heads, value_dim).
-        style: How scores are made.
-
-    Returns:
-        Shape (num_heads, value_dim).
-    """
-    num_heads, num_kv_heads = len(query), keys.shape[1]
-    first = 0 if style.window is None else max(0, len(keys) - style.window)
-    heads = []
-    for head in range(num_heads):
-        kv_head = head * num_kv_heads // num_heads
-        scores = [_score(query[head], key[kv_head], style) for key in keys[first:]]
-        sink = None if style.sinks is None else float(style.sinks[head])
-        weights = _softmax(scores, sink)
-        heads.append(sum(w * v for w, v in zip(weights, values[first:, kv_head], strict=True)))
-    return torch.stack(heads)
-
-
 def attend_sequence(queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle) -> Tensor:
-    """Let the last tokens of a sequence look back: the same with matrix products.
+    """Let the last tokens of a sequence look back.
 
     Args:
         queries: Of its last tokens, shape (num_queries, num_heads, key_dim).
@@ -60,15 +35,3 @@ def attend_sequence(queries: Tensor, keys: Tensor, values: Tensor, style: Attent
         scores = torch.cat((scores, sinks), dim=2)
     weights = scores.softmax(dim=2)[:, :, :num_keys]
     return torch.einsum("hqk,khd->qhd", weights, values[:, of_head])
-
-
-def _score(query: Tensor, key: Tensor, style: AttentionStyle) -> float:
-    score = style.scale * float(query @ key)
-    return score if style.soft_cap is None else style.soft_cap * math.tanh(score / style.soft_cap)
-
-
-def _softmax(scores: Sequence[float], sink: float | None) -> list[float]:
-    """A sink takes its share of the weight and brings nothing."""
-    all_scores = [*scores] if sink is None else [*scores, sink]
-    weights = [math.exp(score - max(all_scores)) for score in all_scores]
-    return [weight / sum(weights) for weight in weights[: len(scores)]]

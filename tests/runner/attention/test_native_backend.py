@@ -10,8 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.ids import SlotId
-from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.native_backend import NativeAttention, NativeLimits, NativeStep
 from ostinato.runner.native.library import Isa, library
@@ -122,74 +120,6 @@ def test_keys_that_are_no_numbers_give_outputs_that_are_none():
     found = step.attend(0, scene.queries, *scene.new_rows(), AttentionStyle(scale=1.0))
 
     assert found[0].isnan().all() and found[1].isfinite().all()
-
-
-def test_a_store_of_another_dtype_is_read_back_rounded():
-    """Queries in float32 over keys in float16: right to float16, also for new tokens."""
-    shape = Shape(((5, 3), (0, 4), (40, 1)), block_size=16)
-    scene = Scene(shape, torch.float32, backend(), kv_dtype=torch.float16)
-    style = AttentionStyle(scale=1.0)
-
-    found = scene.attend(style)
-
-    assert found.dtype == torch.float32
-    scene.whole = [(k.half().float(), v.half().float()) for k, v in scene.whole]
-    torch.testing.assert_close(found.double(), scene.expected(style), rtol=4e-3, atol=4e-3)
-
-
-def test_rows_come_as_views_of_one_tensor():
-    """Queries, keys and values as one product leaves them: nothing is copied, nothing mixed up."""
-    scene = Scene(Shape(((20, 3), (4, 1)), block_size=16, group=2), torch.float32, backend())
-    keys, values = scene.new_rows()
-    whole = torch.cat((scene.queries, keys, values), dim=1)
-    queries, keys, values = whole.split((2, 1, 1), dim=1)
-    style = AttentionStyle(scale=1.0)
-
-    found = scene.backend.start(scene.metadata(), scene.store).attend(
-        0, queries, keys, values, style
-    )
-
-    assert not keys.is_contiguous()
-    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-4, atol=1e-4)
-
-
-def test_rows_whose_elements_are_apart_are_laid_together_first():
-    scene = Scene(Shape(((20, 3),), block_size=16, key_dim=8), torch.float32, backend())
-    keys, values = scene.new_rows()
-    style = AttentionStyle(scale=1.0)
-    step = scene.backend.start(scene.metadata(), scene.store)
-
-    queries, keys, values = (
-        t.transpose(0, 2).contiguous().transpose(0, 2) for t in (scene.queries, keys, values)
-    )
-    found = step.attend(0, queries, keys, values, style)
-
-    assert queries.stride(2) != 1
-    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-4, atol=1e-4)
-
-
-def test_copies_come_after_the_writes_and_before_the_reads_of_a_layer():
-    """The second sequence's cached tokens are copied from what the first one writes."""
-    scene = Scene(Shape(((0, 4), (3, 2)), block_size=16), torch.float32, backend())
-    leader, follower = scene.tables
-    for own, theirs in zip(scene.whole[1], scene.whole[0], strict=True):
-        own[:3] = theirs[:3]
-    scene.poison()
-    copy = CopyRun(SlotId(leader[0] * 16), SlotId(follower[0] * 16), 3)
-    style = AttentionStyle(scale=1.0)
-
-    found = scene.attend(style, copies=(copy,))
-
-    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-4, atol=1e-4)
-
-
-def test_large_scores_do_not_overflow():
-    scene = Scene(Shape(((40, 2),), group=2, block_size=16), torch.float32, backend())
-    style = AttentionStyle(scale=1e4, soft_cap=2e4)
-
-    found = scene.attend(style)
-
-    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-3, atol=1e-3)
 
 
 # --- what is refused before C++ sees a pointer ---

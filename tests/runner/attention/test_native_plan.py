@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.runner.attention.native_backend import NativeLimits, PlanKind, StepTables, plan_native
+from ostinato.runner.attention.native_backend import (
+    NativeLimits,
+    PlanKind,
+    StepTables,
+    plan_native,
+    plan_rules,
+)
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.native.library import Isa, library
 from ostinato.runner.settings import ReadOnce
@@ -55,7 +61,7 @@ def plan_tables(
 ) -> PlanView:
     native = library()
     assert native is not None
-    plan = plan_native(native, StepTables(metadata, num_blocks), sizes.rules(kind, read_once))
+    plan = plan_native(native, StepTables(metadata, num_blocks), plan_rules(sizes, kind, read_once))
     return PlanView(plan, metadata.block_size)
 
 
@@ -109,6 +115,7 @@ def test_each_row_looks_at_each_of_its_keys_once(
     kind = PlanKind(window, shape.group, shape.num_kv_heads, num_threads)
 
     plan = plan_tables(tables.metadata, kind, sizes, read_once)
+    plan_tables(tables.metadata, kind, sizes, "never")  # the next one leaves this as it is
 
     assert sorted(plan.tokens) == list(range(sum(new for _, new in shape.sequences)))
     assert looks(plan, window) == expected_looks(tables, shape, window)

@@ -21,7 +21,6 @@ def batches(
     *lengths: tuple[int, int],
     window: int | None = None,
     limits: ReadLimits = ROOMY,
-    allow_fresh: bool = True,
 ) -> tuple[ReadBatch, ...]:
     """Plan the reads of sequences with so many cached and new tokens."""
     table = array("I", range(100))
@@ -30,7 +29,7 @@ def batches(
         for i, (cached, new) in enumerate(lengths)
     )
     metadata = build_inputs(StepPlan(sequences), BLOCK_SIZE, torch.device("cpu")).groups[0]
-    return ReadPlans(metadata, zero_block=100).plan(window, limits, allow_fresh).alone
+    return ReadPlans(metadata, zero_block=100).plan(window, limits).alone
 
 
 def real_rows(batch: ReadBatch) -> list[int]:
@@ -41,10 +40,7 @@ def real_rows(batch: ReadBatch) -> list[int]:
 
 def picture(found: tuple[ReadBatch, ...]) -> list[str]:
     """Each batch as sequences x queries x keys."""
-    return [
-        f"{b.num_sequences}x{b.num_queries}x{b.num_keys}{'' if b.blocks is not None else ' fresh'}"
-        for b in found
-    ]
+    return [f"{b.num_sequences}x{b.num_queries}x{b.num_keys}" for b in found]
 
 
 def test_all_decodes_of_like_length_are_one_batch():
@@ -55,20 +51,14 @@ def test_decodes_of_very_different_length_are_not_padded_to_the_longest():
     assert picture(batches((20, 1), (300, 1), (25, 1))) == ["2x1x26", "1x1x301"]
 
 
-def test_fresh_sequences_gather_nothing_and_ragged_ones_meet():
-    assert picture(batches((0, 20), (0, 24), (0, 60))) == ["2x24x24 fresh", "1x60x60 fresh"]
-
-
-def test_a_sequence_longer_than_the_window_is_not_fresh():
-    """Its first keys must be hidden from its last queries."""
-    assert picture(batches((0, 8), (0, 9), window=8)) == ["1x8x8 fresh", "1x9x9"]
+def test_ragged_prompts_meet():
+    assert picture(batches((0, 20), (0, 24), (0, 60))) == ["2x24x24", "1x60x60"]
 
 
 def test_only_the_blocks_that_a_window_reaches_are_gathered():
     """The query at 50 sees 43 to 50; block 10 begins at 40."""
     (batch,) = batches((50, 1), window=8)
 
-    assert batch.blocks is not None
     assert batch.blocks.tolist() == [[10, 11, 12]]
     assert batch.first_keys.tolist() == [[40]] and batch.num_keys == 11
     assert batch.visible(8)[0, 0].tolist() == [False] * 3 + [True] * 8
@@ -86,10 +76,10 @@ def test_a_step_is_planned_once_for_all_layers_of_a_kind():
     metadata = build_inputs(StepPlan((sequence,)), BLOCK_SIZE, torch.device("cpu")).groups[0]
     plans = ReadPlans(metadata, zero_block=2)
 
-    first = plans.plan(None, ROOMY, True)
+    first = plans.plan(None, ROOMY)
 
-    assert plans.plan(None, ROOMY, True) is first
-    assert plans.plan(8, ROOMY, True) is not first
+    assert plans.plan(None, ROOMY) is first
+    assert plans.plan(8, ROOMY) is not first
 
 
 lengths = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 12)), min_size=1, max_size=8)
@@ -101,19 +91,16 @@ lengths = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 12)), min_size=1
     st.builds(
         ReadLimits, st.integers(1, 200), st.integers(1, 400), st.integers(1, 99), st.integers(1, 8)
     ),
-    st.booleans(),
 )
 def test_every_new_token_is_in_exactly_one_batch_and_sees_just_its_own_past(
-    sequences: list[tuple[int, int]], window: int | None, limits: ReadLimits, allow_fresh: bool
+    sequences: list[tuple[int, int]], window: int | None, limits: ReadLimits
 ):
     """Rows are covered once; each sees its window, and gathered keys are of its own blocks."""
-    found = batches(*sequences, window=window, limits=limits, allow_fresh=allow_fresh)
+    found = batches(*sequences, window=window, limits=limits)
 
     rows = Counter(row for batch in found for row in real_rows(batch))
     assert rows == Counter(range(sum(new for _, new in sequences)))
     for batch in found:
-        if batch.blocks is None:
-            continue
         seen = batch.visible(window)
         past = torch.minimum(batch.positions + 1, torch.tensor(window or 10**6))
         assert torch.equal(seen.sum(dim=2), past)

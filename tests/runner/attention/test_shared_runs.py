@@ -48,21 +48,6 @@ def test_tables_that_begin_alike_form_a_tree():
     assert picture(("sydoX", "sydoY", "syZ", "syQ")) == {"sy:0123", "do:01"}
 
 
-def test_who_shares_nothing_is_in_no_run():
-    assert picture(("abX", "cdY", "Z", "abW")) == {"ab:03"}
-    assert picture(("abX", "cdY")) == set()
-
-
-def test_a_block_that_is_written_in_this_step_is_not_shared():
-    """Who follows a leader of the same step reads what lies before both."""
-    assert picture(("abc", "abcX")) == {"ab:01"}
-    assert picture(("a", "aX")) == set()
-
-
-def test_the_same_block_at_another_place_is_another_thing():
-    assert picture(("abcX", "acbY")) == {"a:01"}
-
-
 def test_an_edge_that_is_not_worth_it_goes_to_those_below():
     """One block for four is too little; with what follows, it is enough for two and for two."""
 

@@ -12,12 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ostinato.core.ids import SlotId
-from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import ScratchLimits, SharingBytes, TorchAttention
-from ostinato.runner.kv.kv_store import StoreShape
-from ostinato.runner.kv.plain_store import PlainKVStore
 from tests.runner.attention.scene import Scene, Shape, styles
 
 ALWAYS = SharingBytes(per_run=0, per_value=0)
@@ -49,7 +45,6 @@ scratch_limits = st.builds(
     gather_bytes=st.sampled_from([1, 300, 1000, 2**22]),
     fused_bytes=st.sampled_from([1, 1000, 2**28]),
     score_bytes=st.sampled_from([1, 500, 2**25]),
-    mask_memo_bytes=st.sampled_from([0, 2**25]),
 )
 
 
@@ -82,58 +77,6 @@ def test_every_dtype_is_right_to_its_own_precision(dtype, tolerance, cap, window
     torch.testing.assert_close(
         found.double(), scene.expected(style), rtol=tolerance, atol=tolerance
     )
-
-
-def test_a_store_of_another_dtype_is_read_back_rounded():
-    """Queries in float32 over keys in bfloat16: right to bfloat16, also for new tokens."""
-    scene = Scene(Shape(((5, 3), (0, 4))), torch.float32, EAGER)
-    rounded = PlainKVStore(StoreShape(scene.store.spec, scene.store.num_blocks, 4, torch.bfloat16))
-    keys, values = scene.store.read(0, torch.arange(scene.store.num_blocks * 4))
-    rounded.write(0, keys, values, torch.arange(len(keys)))
-    scene.store = rounded
-    style = AttentionStyle(scale=1.0)
-
-    found = scene.attend(style)
-
-    scene.whole = [(k.bfloat16().float(), v.bfloat16().float()) for k, v in scene.whole]
-    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-5, atol=1e-5)
-
-
-def test_codes_are_read_as_what_they_stand_for():
-    """New tokens as well: they are read from the store, so that a hit gives what a miss gave."""
-    scene = Scene(Shape(((5, 3), (0, 4), (40, 1)), group=2), torch.float64, EAGER, 0, torch.int8)
-    style = AttentionStyle(scale=1.0)
-
-    found = scene.attend(style)
-
-    scene.keep_in_codes()
-    torch.testing.assert_close(found, scene.expected(style))
-
-
-def test_copies_come_after_the_writes_and_before_the_reads_of_a_layer():
-    """The second sequence's cached tokens are copied from what the first one writes."""
-    scene = Scene(Shape(((0, 4), (3, 2))), torch.float64, EAGER)
-    (leader, _), (follower, _) = [(table, None) for table in scene.tables]
-    keys, values = scene.whole[0]
-    for own, theirs in zip(scene.whole[1], (keys, values), strict=True):
-        own[:3] = theirs[:3]
-    scene.poison()
-    copy = CopyRun(SlotId(leader[0] * 4), SlotId(follower[0] * 4), 3)
-    style = AttentionStyle(scale=1.0)
-
-    found = scene.attend(style, copies=(copy,))
-
-    torch.testing.assert_close(found, scene.expected(style), rtol=1e-9, atol=1e-9)
-
-
-def test_large_scores_do_not_overflow():
-    """Softmax is taken relative to the largest score, also across tiles."""
-    scene = Scene(Shape(((40, 2),), group=2), torch.float32, EAGER)
-    style = AttentionStyle(scale=1e4, soft_cap=2e4)
-
-    found = scene.attend(style, TorchAttention(ScratchLimits(gather_bytes=400), ALWAYS))
-
-    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-3, atol=1e-3)
 
 
 # --- read once (law 2) ---

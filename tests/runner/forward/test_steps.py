@@ -71,7 +71,7 @@ def small_steps(loaded: LoadedModel) -> Tensor:
 
 def attention_called_apart(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel) -> Tensor:
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "native_steps", lambda *_: None)
+        patch.setattr(fused, "native_steps", lambda *_: {})
         return small_steps(loaded)
 
 
@@ -155,7 +155,7 @@ def test_layers_of_several_groups_have_stores_and_slots_of_their_own(
     answers = []
     for patched in (False, True):
         if patched:
-            monkeypatch.setattr(fused, "native_steps", lambda *_: None)
+            monkeypatch.setattr(fused, "native_steps", lambda *_: {})
         llm = LLM(path, dtype="bfloat16", num_blocks=32, block_size=16)
         assert llm.engine.runner.groups.num_groups == 2
         programs.clear()
@@ -183,7 +183,7 @@ def test_slots_are_copied_once_they_are_written_and_before_they_are_read(
     programs.clear()
     found = copying_steps(loaded)
     assert programs == [32, 1]
-    monkeypatch.setattr(fused, "native_steps", lambda *_: None)
+    monkeypatch.setattr(fused, "native_steps", lambda *_: {})
     assert torch.equal(found, copying_steps(loaded))
     expected = own_logits(loaded, [*random_prompt(6, 30)[:21], 9, 8, 7])[-1]
     assert (found - expected).abs().max() <= 0.1 * expected.std()
@@ -218,7 +218,7 @@ def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logit
             programs.clear()
             found.append(long_step(loaded, 150))
             assert programs == [150, 1]
-        monkeypatch.setattr(fused, "native_steps", lambda *_: None)
+        monkeypatch.setattr(fused, "native_steps", lambda *_: {})
         expected = long_step(loaded, 150)
     assert all(torch.equal(one, expected) for one in found)
 
@@ -290,7 +290,7 @@ def test_the_last_attention_computes_only_rows_whose_logits_are_read(
     rows = [each.laid.num_rows for each in planned]
     assert rows == [20, 59, 5], "the first step has no logits: its last attention is left out"
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "native_steps", lambda *_: None)
+        patch.setattr(fused, "native_steps", lambda *_: {})
         assert torch.equal(found, logits())
 
 

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.core.ids import SlotId
-from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.gpu.backend import TritonAttention
@@ -126,37 +124,6 @@ def test_a_store_keeps_what_the_plain_store_keeps():
         assert all(map(torch.equal, one, other)), dtype
 
 
-def test_rows_may_be_views_of_one_tensor():
-    """Queries, keys and values as one product leaves them."""
-    scene = Scene(
-        Shape(((20, 3), (4, 1)), block_size=16, group=2), torch.float32, TritonAttention()
-    )
-    keys, values = scene.new_rows()
-    queries, keys, values = torch.cat((scene.queries, keys, values), dim=1).split((2, 1, 1), dim=1)
-
-    step = scene.backend.start(scene.metadata(), scene.store)
-    result = step.attend(0, queries, keys, values, AttentionStyle(scale=1.0))
-
-    assert not keys.is_contiguous()
-    expected = scene.expected(AttentionStyle(scale=1.0))
-    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_copies_come_after_the_writes_and_before_the_reads_of_a_layer():
-    """The second sequence's cached tokens are copied from what the first one writes."""
-    scene = Scene(Shape(((0, 4), (3, 2)), block_size=16), torch.float32, TritonAttention())
-    leader, follower = scene.tables
-    for own, other in zip(scene.whole[1], scene.whole[0], strict=True):
-        own[:3] = other[:3]
-    scene.poison()
-    copy = CopyRun(SlotId(leader[0] * 16), SlotId(follower[0] * 16), 3)
-
-    result = scene.attend(AttentionStyle(scale=1.0), copies=(copy,))
-
-    expected = scene.expected(AttentionStyle(scale=1.0))
-    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-4)
-
-
 def test_slots_and_blocks_beyond_the_store_are_refused_before_a_kernel_runs():
     scene = Scene(Shape(((20, 3),), block_size=16), torch.float32, TritonAttention())
     scene.tables[0][0] = scene.store.num_blocks + 1
@@ -166,15 +133,6 @@ def test_slots_and_blocks_beyond_the_store_are_refused_before_a_kernel_runs():
     scene.tables[0] = [0, -1 % 2**32]
     with pytest.raises(ValueError, match="of a step are between 0"):
         scene.attend(PLAIN)
-
-
-def test_large_scores_do_not_overflow():
-    scene = Scene(Shape(((40, 2),), group=2, block_size=16), torch.float32, TritonAttention())
-    style = AttentionStyle(scale=1e4, soft_cap=2e4)
-
-    result = scene.attend(style)
-
-    torch.testing.assert_close(result.double(), scene.expected(style), rtol=1e-3, atol=1e-3)
 
 
 def multiply_in_float64(one: np.ndarray, other: np.ndarray, dtype: np.dtype) -> np.ndarray:

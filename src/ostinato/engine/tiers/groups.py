@@ -23,7 +23,6 @@ from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
 from ostinato.runner.kv.block_copies import BlockCopies, block_copies
 from ostinato.runner.model_runner import ModelRunner
-from ostinato.runner.states.slot_copies import SlotCopies
 from ostinato.settings import StateConfig
 
 FULL, STATE = "full", "state"
@@ -165,5 +164,5 @@ def tier_groups(runner: ModelRunner) -> TierGroups:
             groups.append(TierGroup(name, number, store.block_size, store.layout, copies, window))
     if runner.loaded.state_spec.layers:
         unit, number = StateConfig(num_slots=2).unit, len(runner.kv_stores)
-        groups.append(TierGroup(STATE, number, unit, "slots-1", SlotCopies(runner.states)))
+        groups.append(TierGroup(STATE, number, unit, "slots-1", runner.states))
     return TierGroups(tuple(groups), runner.kv_stores[0].block_size)

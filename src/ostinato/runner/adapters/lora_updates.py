@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ostinato.runner.adapters.lora import LoraAdapter, LoraLayer, PackedLoraLayer, StepAdapters
 from ostinato.runner.inputs import Ints
-from ostinato.runner.native.checks import address_of
 from ostinato.runner.native.ctypes_api import floats, int32s, int64s, pointers
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import required_library
@@ -88,7 +87,7 @@ class Groups(ctypes.Structure):
 
     def take(self, groups: Sequence[tuple[Ints, UpdateList]]) -> None:
         """Set the rows and updates of a step's adapters, and keep them alive."""
-        records = [_Group(address_of(rows), len(rows), updates.address) for rows, updates in groups]
+        records = [_Group(rows.ctypes.data, len(rows), updates.address) for rows, updates in groups]
         self.kept = (_Group * len(records))(*records), groups
         self.groups, self.num_groups = ctypes.addressof(self.kept[0]), len(records)
 

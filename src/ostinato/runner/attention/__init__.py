@@ -8,7 +8,6 @@ Files in reading order:
 * ``reads``: groups sequences that are read together
 * ``folding``: folds the rows of a step into rectangles for kernels, and back
 * ``softmax``: a softmax computed in parts
-* ``cascade``: reads a shared run once for all rows that see it
 * ``torch_backend``: attention in plain torch, on any device and in any dtype
 * ``native_backend``: attention by the native library, on a CPU: plans, and runs them
 * ``registration``: registers attention with the models of ``transformers``

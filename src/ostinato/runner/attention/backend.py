@@ -38,6 +38,7 @@ class AttentionStyle:
         return self.soft_cap is None and self.sinks is None
 
 
+@dataclass(eq=False)
 class AttentionStep(ABC):
     """Attention of one step, for one group of layers.
 
@@ -46,10 +47,8 @@ class AttentionStep(ABC):
         store: Keys and values of all slots.
     """
 
-    def __init__(self, metadata: AttentionMetadata, store: KVStore) -> None:
-        """Bind a step to a store."""
-        self.metadata = metadata
-        self.store = store
+    metadata: AttentionMetadata
+    store: KVStore
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,20 +82,15 @@ class AttentionStep(ABC):
         self.store.write(layer, keys, values, slots)
         if len(targets):
             self.store.copy(layer, sources, targets)
-        return self.read(layer, queries, keys, values, style)
+        return self.read(layer, queries, style)
 
     @abstractmethod
-    def read(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> Tensor:
-        """Attend from each query to its sequence up to itself.
+    def read(self, layer: int, queries: Tensor, style: AttentionStyle) -> Tensor:
+        """Attend from each query to its sequence up to itself, over what the store has.
 
         Args:
             layer: Index of the layer.
             queries: Shape (num_tokens, num_heads, key_dim), any strides.
-            keys: The new tokens' keys, shape (num_tokens, num_kv_heads, key_dim), in the store
-                already; they may be read from here if the store does not round them.
-            values: The new tokens' values, likewise.
             style: Parameters of attention.
 
         Returns:
@@ -157,23 +151,26 @@ class WholeSteps(Protocol):
         """
 
 
-class AttentionBackend(Protocol):
+class AttentionBackend(ABC):
     """Creates KV stores, and computes attention over them."""
 
     def whole_steps(
         self, call: CallsModel, stores: Sequence[KVStore], of_layer: tuple[int, ...]
     ) -> WholeSteps | None:
-        """Return what computes whole steps; None if the runner calls the model.
+        """Return what computes whole steps; None, the default, if the runner calls the model.
 
         Args:
             call: Calls the model.
             stores: Stores from ``new_store``, one per group of layers.
             of_layer: The group of each layer.
         """
+        return None
 
+    @abstractmethod
     def new_store(self, shape: StoreShape) -> KVStore:
         """Create a store; errors as in ``KVStore``."""
 
+    @abstractmethod
     def start(self, metadata: AttentionMetadata, store: KVStore) -> AttentionStep:
         """Begin a step.
 

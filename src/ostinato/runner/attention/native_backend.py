@@ -20,33 +20,25 @@ Cost: about ten microseconds for any number of decodes, and ten times that after
 import ctypes
 import math
 from ctypes import byref
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
+from ostinato.runner.attention.backend import AttentionBackend, AttentionStep, AttentionStyle
 from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.kv.kv_store import KVStore, LayerKV, StoreShape
-from ostinato.runner.native.checks import Slots, address_of, fill_rows
-from ostinato.runner.native.ctypes_api import (
-    PLAN_ARRAYS,
-    STEP_FAULTS,
-    Attention,
-    Plan,
-    Rules,
-    Tables,
-)
+from ostinato.runner.native.checks import fill_rows
+from ostinato.runner.native.ctypes_api import STEP_FAULTS, Attention, Plan, Rules, Tables
 from ostinato.runner.native.library import Isa, attention_isa
 from ostinato.runner.native.store import NativeKVStore
 from ostinato.runner.settings import ReadOnce
 
 _INITIAL_BYTES = 1 << 14
 """Initial size of a plan's memory: enough for a few dozen decodes."""
-
-_INT64 = np.dtype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +95,15 @@ class NativeLimits:
         """Return the values measured on an instruction set."""
         return cls(keys_per_row=4.0, run_keys=32) if isa == Isa.AMX else cls()
 
-    def rules(self, kind: PlanKind, read_once: ReadOnce) -> Rules:
-        """Return the rules for a kind of layers."""
-        per_run = {"never": math.inf, "auto": self.keys_per_run, "always": 0.0}[read_once]
-        return Rules(
-            keys_per_run=per_run,
-            keys_per_row=self.keys_per_row if read_once == "auto" else 0.0,
-            row_cost=self.row_cost,
-            min_part=self.min_part,
-            max_packed_cost=self.max_packed_cost,
-            item_rows=self.item_rows,
-            run_keys=self.run_keys,
-            section_keys=self.section_keys,
-            tasks_per_thread=self.tasks_per_thread,
-            window=kind.window or 0,
-            group=kind.group,
-            num_kv_heads=kind.num_kv_heads,
-            num_threads=kind.num_threads,
-        )
+
+@cache
+def plan_rules(limits: NativeLimits, kind: PlanKind, read_once: ReadOnce) -> Rules:
+    """Return the rules for a kind of layers."""
+    rules = Rules(**{**asdict(limits), **asdict(kind), "window": kind.window or 0})
+    if read_once != "auto":
+        rules.keys_per_run = math.inf if read_once == "never" else 0.0
+        rules.keys_per_row = 0.0
+    return rules
 
 
 class StepTables:
@@ -136,12 +119,12 @@ class StepTables:
         ends = len(metadata.starts), len(metadata.table_starts)
         assert ends == (num + 1, num + 1), "an end for each"
         arrays = metadata.starts, metadata.first_positions, metadata.blocks, metadata.table_starts
-        self._kept = [  # usually without a copy
-            n if n.dtype is _INT64 and n.flags.c_contiguous else np.ascontiguousarray(n, np.int64)
-            for n in arrays
-        ]
+        addresses, self._kept = [], list[Ints]()
+        for array in arrays:
+            self._kept.append(np.ascontiguousarray(array, np.int64))  # usually without a copy
+            addresses.append(self._kept[-1].ctypes.data)
         self.tables = Tables(
-            *map(address_of, self._kept),
+            *addresses,
             len(metadata.blocks),
             num,
             metadata.block_size,
@@ -179,7 +162,7 @@ def plan_native(native: ctypes.CDLL, step: StepTables, rules: Rules) -> NativePl
     while True:
         memory = np.empty(size, dtype=np.uint8)
         needed = native.ost_make_plan(
-            byref(step.tables), byref(rules), address_of(memory), size, byref(laid)
+            byref(step.tables), byref(rules), memory.ctypes.data, size, byref(laid)
         )
         if needed < 0:
             raise ValueError(f"{STEP_FAULTS[needed]} of a step are out of range")
@@ -188,7 +171,7 @@ def plan_native(native: ctypes.CDLL, step: StepTables, rules: Rules) -> NativePl
         size = needed
 
 
-class NativeAttention:
+class NativeAttention(AttentionBackend):
     """Reads blocks in place.
 
     Attributes:
@@ -212,9 +195,6 @@ class NativeAttention:
     def new_store(self, shape: StoreShape) -> KVStore:
         """Make a store; see ``AttentionBackend``."""
         return NativeKVStore(self.native, shape)
-
-    def whole_steps(self, *_: object) -> None:
-        """Return None: the runner calls the model; see ``AttentionBackend``."""
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> "NativeStep":
         """Begin a step; see ``AttentionBackend``."""
@@ -241,9 +221,9 @@ class NativeStep(AttentionStep):
         self._backend = backend
         self._num_threads = torch.get_num_threads()
         self._num_tokens = len(metadata.slots)
-        self.slots = store.check_slots(metadata.slots)
-        self.sources = Slots.within(metadata.copy_sources, store.num_slots)
-        self.targets = store.check_slots(metadata.copy_targets)
+        self.slots, self.sources, self.targets = store.check_slots(
+            metadata.slots, metadata.copy_sources, metadata.copy_targets
+        )
         self._tables = StepTables(metadata, store.num_blocks + 1)
         self._calls: dict[tuple[int | None, int, LayerKV, bool], Attention] = {}
         self._kept: list[object] = []  # what the calls point to
@@ -255,11 +235,9 @@ class NativeStep(AttentionStep):
         self.store.write_checked(layer, keys, values, self.slots, self._num_threads)
         if len(self.targets):
             self.store.copy_checked(layer, self.sources, self.targets)
-        return self.read(layer, queries, keys, values, style)
+        return self.read(layer, queries, style)
 
-    def read(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> Tensor:
+    def read(self, layer: int, queries: Tensor, style: AttentionStyle) -> Tensor:
         """Attend; see ``AttentionStep``."""
         num_tokens, num_heads, _ = queries.shape
         kept = self.store.spec.layers[layer]
@@ -303,7 +281,7 @@ class NativeStep(AttentionStep):
             partials = np.empty(shape, dtype=np.float32)
             self._kept += plan, partials
             self._calls[kind] = Attention(
-                **{name: getattr(laid, name) for name, _ in PLAN_ARRAYS},
+                arrays=laid.arrays,
                 partials=partials.ctypes.data,
                 num_heads=num_heads,
                 num_items=laid.num_items,
@@ -323,7 +301,7 @@ class NativeStep(AttentionStep):
         kind = PlanKind(
             window, num_heads // kept.num_kv_heads, kept.num_kv_heads, self._num_threads
         )
-        rules = self._backend.limits.rules(kind, self._backend.read_once)
+        rules = plan_rules(self._backend.limits, kind, self._backend.read_once)
         tables = self._tables
         if rows is not None:
             tables = StepTables(self.metadata.at_rows(rows), self.store.num_blocks + 1)

@@ -54,8 +54,7 @@ class ReadBatch:
             (num_sequences * num_queries,).
         real: Which of ``rows`` are not padding; None if all are.
         positions: Position of each query, shape (num_sequences, num_queries).
-        blocks: Tables, shape (num_sequences, blocks_per_sequence); None for fresh sequences,
-            whose keys are ``rows``.
+        blocks: Tables, shape (num_sequences, blocks_per_sequence).
         first_keys: Position of each sequence's first gathered key, shape (num_sequences, 1).
         num_keys: Keys of each sequence, padding included.
         stale: Indices of gathered keys after a sequence's end, over all sequences, shape
@@ -67,7 +66,7 @@ class ReadBatch:
     rows: Tensor
     real: Tensor | None
     positions: Tensor
-    blocks: Tensor | None
+    blocks: Tensor
     first_keys: Tensor
     num_keys: int
     stale: Tensor
@@ -91,19 +90,6 @@ class ReadBatch:
         return seen if window is None else seen & (keys > queries - window)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SharedRead:
-    """A run of blocks, and all rows that see all of it.
-
-    Attributes:
-        rows: Indices into ``ReadPlan.sharers``, shape (num_rows,).
-        blocks: Block ids, shape (1, num_blocks).
-    """
-
-    rows: Tensor
-    blocks: Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """How the layers of one kind read in one step.
@@ -111,11 +97,12 @@ class ReadPlan:
     Attributes:
         alone: Sequences that share nothing, or too little.
         sharers: Rows of all other sequences, ascending, shape (num_sharers,).
-        shared: Runs of blocks that are read once for several of them.
-        tails: The other blocks of each of them; rows are indices into ``sharers``.
+        shared: Runs of blocks that are read once for several of them, each as one sequence of all
+            rows that see it; rows are indices into ``sharers``.
+        tails: The other blocks of each of them, likewise.
     """
 
     alone: tuple[ReadBatch, ...]
     sharers: Tensor
-    shared: tuple[SharedRead, ...]
+    shared: tuple[ReadBatch, ...]
     tails: tuple[ReadBatch, ...]

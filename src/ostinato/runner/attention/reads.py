@@ -9,9 +9,8 @@ the longest::
     sequence B    c c c c c c c c c c n n n n      .  padding, read by no query
                                   └ queries ┘
 
-All decodes of similar length form one batch. A sequence that starts at position 0 is *fresh*: its
-keys are rows of the step, and nothing is gathered. Long chunks of queries are split, and new
-batches begin, where scratch memory would exceed the limits.
+All decodes of similar length form one batch. Long chunks of queries are split, and new batches
+begin, where scratch memory would exceed the limits.
 
 Blocks that several sequences share are read once for all of them (law 2), see ``shared_runs``; the
 blocks after them, the *tails*, form batches as well.
@@ -23,11 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharedRead
+from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan
 from ostinato.runner.attention.shared_runs import SharedRun, shared_columns, shared_runs
 from ostinato.runner.inputs import AttentionMetadata, Ints
 
@@ -66,59 +64,39 @@ class ReadPlans:
         self._metadata = metadata
         self._zero_block = zero_block
         self._plans: dict[object, ReadPlan] = {}
-        self.masks: dict[object, Tensor] = {}
 
-    def plan(self, window: int | None, limits: ReadLimits, allow_fresh: bool) -> ReadPlan:
+    def plan(self, window: int | None, limits: ReadLimits) -> ReadPlan:
         """Return the plan; the keys of each new token are in one batch and any number of runs.
 
         Args:
             window: Positions that a query sees; None sees all before it. If a window hides any
                 keys, it hides them from some queries only, so blocks are read per sequence.
             limits: How large a batch may be.
-            allow_fresh: Whether keys of fresh sequences may be read from the step's rows.
         """
-        kind = (window, limits, allow_fresh)
+        kind = window, limits
         if kind not in self._plans:
-            self._plans[kind] = self._plan(window, limits, allow_fresh)
+            self._plans[kind] = self._plan(window, limits)
         return self._plans[kind]
 
-    def _plan(self, window: int | None, limits: ReadLimits, allow_fresh: bool) -> ReadPlan:
+    def _plan(self, window: int | None, limits: ReadLimits) -> ReadPlan:
         longest = int((self._metadata.first_positions + np.diff(self._metadata.starts)).max())
         sharing = limits.sharing if window is None or window >= longest else None
         runs = () if sharing is None else shared_runs(self._metadata, sharing.is_worth)
         columns = shared_columns(len(self._metadata.first_positions), runs)
-        fresh, cached = self._pieces(window, limits, allow_fresh, columns == 0)
-        tails, sharers, new_starts = self._tails(limits, columns)
-        return ReadPlan(
-            alone=(
-                *(self._batch(group, fresh=True) for group in _groups(fresh, limits)),
-                *(self._batch(group, fresh=False) for group in _groups(cached, limits)),
-            ),
-            sharers=self._tensor(sharers),
-            shared=tuple(self._shared_read(run, new_starts) for run in runs),
-            tails=tuple(self._batch(group, fresh=False) for group in _groups(tails, limits)),
-        )
-
-    def _pieces(
-        self,
-        window: int | None,
-        limits: ReadLimits,
-        allow_fresh: bool,
-        alone: npt.NDArray[np.bool_],
-    ) -> tuple[list[_Piece], list[_Piece]]:
-        """Return the fresh sequences, and the pieces of all others that share nothing."""
-        fresh: list[_Piece] = []
-        cached: list[_Piece] = []
         starts = self._metadata.starts.tolist()
         positions = self._metadata.first_positions.tolist()
-        for sequence in np.flatnonzero(alone).tolist():
-            row, position = starts[sequence], positions[sequence]
-            whole = _Piece(sequence, row, starts[sequence + 1] - row, position, 0)
-            if allow_fresh and position == 0 and (window is None or whole.num_queries <= window):
-                fresh.append(whole)
-            else:
-                cached.extend(self._cut(whole, window, limits))
-        return fresh, cached
+        alone: list[_Piece] = []
+        for sequence in np.flatnonzero(columns == 0).tolist():
+            row, end = starts[sequence : sequence + 2]
+            whole = _Piece(sequence, row, end - row, positions[sequence], 0)
+            alone.extend(self._cut(whole, window, limits))
+        tails, sharers, new_starts = self._tails(limits, columns)
+        return ReadPlan(
+            alone=tuple(map(self._batch, _groups(alone, limits))),
+            sharers=self._tensor(sharers),
+            shared=tuple(self._shared_read(run, new_starts) for run in runs),
+            tails=tuple(map(self._batch, _groups(tails, limits))),
+        )
 
     def _tails(self, limits: ReadLimits, columns: Ints) -> tuple[list[_Piece], Ints, Ints]:
         """Return the pieces after shared blocks, and their rows.
@@ -144,11 +122,23 @@ class ReadPlans:
         rows = [np.arange(starts[i], starts[i + 1]) for i in sharing]
         return pieces, np.concatenate(rows) if rows else starts[:0], new_starts
 
-    def _shared_read(self, run: SharedRun, starts: Ints) -> SharedRead:
+    def _shared_read(self, run: SharedRun, starts: Ints) -> ReadBatch:
+        """Return a run as one sequence, whose queries all come after its last key."""
         rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in run.sequences])
         first = self._metadata.table_starts[run.sequences[0]] + run.first_column
         blocks = self._metadata.blocks[first : first + run.num_blocks]
-        return SharedRead(self._tensor(rows), self._tensor(blocks[None]))
+        num_keys = run.num_blocks * self._metadata.block_size
+        return ReadBatch(
+            num_sequences=1,
+            num_queries=len(rows),
+            rows=self._tensor(rows),
+            real=None,
+            positions=self._tensor(np.full((1, len(rows)), num_keys)),
+            blocks=self._tensor(blocks[None]),
+            first_keys=self._tensor(np.zeros((1, 1), dtype=np.int64)),
+            num_keys=num_keys,
+            stale=self._tensor(rows[:0]),
+        )
 
     def _cut(self, whole: _Piece, window: int | None, limits: ReadLimits) -> Iterator[_Piece]:
         """Split a sequence's queries into pieces within the limits."""
@@ -164,7 +154,7 @@ class ReadPlans:
             yield _Piece(whole.sequence, whole.row + done, num_queries, start, first)
             done += num_queries
 
-    def _batch(self, pieces: list[_Piece], fresh: bool) -> ReadBatch:
+    def _batch(self, pieces: list[_Piece]) -> ReadBatch:
         """Return pieces as one padded rectangle."""
         lengths = np.array([p.num_queries for p in pieces])
         longest = int(lengths.max())
@@ -175,16 +165,16 @@ class ReadPlans:
         padded = None if lengths.min() == longest else np.flatnonzero(within < lengths[:, None])
         first_keys = np.array([p.first_key for p in pieces])
         needed = np.array([p.num_keys for p in pieces])
-        blocks, stale = (None, needed[:0]) if fresh else self._tables(pieces, first_keys, needed)
+        blocks, stale = self._tables(pieces, first_keys, needed)
         return ReadBatch(
             num_sequences=len(pieces),
             num_queries=longest,
             rows=self._tensor(rows.reshape(-1)),
             real=None if padded is None else self._tensor(padded),
             positions=self._tensor(positions),
-            blocks=None if blocks is None else self._tensor(blocks),
+            blocks=self._tensor(blocks),
             first_keys=self._tensor(first_keys[:, None]),
-            num_keys=longest if fresh else int(needed.max()),
+            num_keys=int(needed.max()),
             stale=self._tensor(stale),
         )
 

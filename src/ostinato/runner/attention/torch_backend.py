@@ -5,21 +5,21 @@ There are two ways; the first that supports a layer is used:
 * *fused*: ``scaled_dot_product_attention``, FlashAttention's tiling (Dao et al., arXiv
   2205.14135), which never stores the scores;
 * *explicit*: two matrix products and a running softmax over tiles of keys (Milakov and
-  Gimelshein, arXiv 1805.02867), for soft caps, sinks, and contexts too long to gather at once.
+  Gimelshein, arXiv 1805.02867), for soft caps, sinks, contexts too long to gather at once, and
+  sequences that share blocks.
 
-Blocks that several sequences share are read once (law 2): all their rows attend to the shared run
-in one product per key/value head, and the result is merged with that of their own blocks, see
-``softmax``.
+Blocks that several sequences share are read once (law 2): all their rows, heads folded in, attend
+to the shared run in one product per key/value head (Hydragen, Juravsky et al., arXiv 2402.05099),
+and the result is merged with that of their own blocks, see ``softmax``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
-from ostinato.runner.attention.cascade import flash, knows_log_sums, read_run, scores_of
+from ostinato.runner.attention.backend import AttentionBackend, AttentionStep, AttentionStyle
 from ostinato.runner.attention.folding import fold_gqa, gather_rows, scatter_rows, unfold_gqa
 from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharingCost
 from ostinato.runner.attention.reads import ReadPlans
@@ -38,13 +38,11 @@ class ScratchLimits:
         gather_bytes: Keys and values of one batch; small enough that they stay in cache.
         fused_bytes: Keys and values of one sequence, above which they are read in tiles.
         score_bytes: Scores or masks of one batch.
-        mask_memo_bytes: Masks kept from one layer to the next.
     """
 
     gather_bytes: int = 4 * 2**20
     fused_bytes: int = 256 * 2**20
     score_bytes: int = 32 * 2**20
-    mask_memo_bytes: int = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ SHARING: dict[ReadOnce, SharingBytes | None] = {
 """The cost of reading once, by the setting ``read_once``."""
 
 
-class TorchAttention:
+class TorchAttention(AttentionBackend):
     """Reads scattered blocks with gathers, masks and matrix products."""
 
     def __init__(
@@ -87,9 +85,6 @@ class TorchAttention:
 
     new_store = staticmethod(PlainKVStore)
     """Makes a store; see ``AttentionBackend``."""
-
-    def whole_steps(self, *_: object) -> None:
-        """Return None: the runner calls the model; see ``AttentionBackend``."""
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> "TorchStep":
         """Begin a step; see ``AttentionBackend``."""
@@ -115,27 +110,18 @@ class TorchStep(AttentionStep):
         self.reads = ReadPlans(metadata, store.zero_block)
         self._scratch, self._sharing = scratch, sharing
 
-    def read(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> Tensor:
+    def read(self, layer: int, queries: Tensor, style: AttentionStyle) -> Tensor:
         """Attend; see ``AttentionStep``."""
         num_tokens, num_heads, _ = queries.shape
-        output = queries.new_empty(num_tokens, num_heads, values.shape[2])
-        # Fused kernels need keys and values of one size; otherwise all scores would be in memory.
-        unrounded = keys.dtype == values.dtype == self.store.dtype
-        fresh = style.plain and unrounded and keys.shape[2] == values.shape[2]
-        limits = self._limits(queries, keys, values, style)
-        plan = self.reads.plan(style.window, limits, allow_fresh=fresh)
+        output = queries.new_empty(num_tokens, num_heads, self.store.spec.layers[layer].value_dim)
+        limits = self._limits(layer, queries, style)
+        plan = self.reads.plan(style.window, limits)
         for batch in plan.alone:
-            picked = gather_rows(queries, batch)
-            if batch.blocks is None:
-                attended = _causal(
-                    picked, gather_rows(keys, batch), gather_rows(values, batch), style
-                )
-            elif style.plain and batch.num_keys <= limits.max_width:
-                attended = self._fused(layer, batch, picked, style)
+            rows = gather_rows(queries, batch)
+            if style.plain and batch.num_keys <= limits.max_width:
+                attended = self._fused(layer, batch, rows, style)
             else:
-                attended = self._explicit(layer, batch, picked, style, limits).mean
+                attended = self._explicit(layer, batch, rows, style, limits).mean
             scatter_rows(output, attended.to(output.dtype), batch)
         if plan.shared:
             sharers = queries.index_select(0, plan.sharers)
@@ -143,22 +129,21 @@ class TorchStep(AttentionStep):
             output.index_copy_(0, plan.sharers, attended.to(output.dtype))
         return output
 
-    def _limits(
-        self, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> ReadLimits:
+    def _limits(self, layer: int, queries: Tensor, style: AttentionStyle) -> ReadLimits:
         """Return the limits of a batch, from the bytes of one key and one score.
 
         An explicit layer holds about three score matrices of its softmax at a time.
         """
+        kept, (_, num_heads, _) = self.store.spec.layers[layer], queries.shape
         score_width = max(4, queries.element_size())
-        per_pair = queries.shape[1] * score_width * (1 if style.plain else 3)
-        per_key = _row_bytes(keys) + _row_bytes(values)
+        per_pair = num_heads * score_width * (1 if style.plain else 3)
+        per_key = kept.bytes_per_token(queries.dtype)
         max_keys = max_width = max(1, self._scratch.gather_bytes // per_key)
         if style.plain:
             max_width = max(max_keys, self._scratch.fused_bytes // per_key)
         sharing = None
         if self._sharing is not None:
-            per_row = self._sharing.per_value * queries.shape[1] * values.shape[2]
+            per_row = self._sharing.per_value * num_heads * kept.value_dim
             sharing = SharingCost(self._sharing.per_run / per_key, per_row / per_key)
         return ReadLimits(
             max_keys=max_keys,
@@ -173,29 +158,12 @@ class TorchStep(AttentionStep):
         """Attend in one call; returns (sequences, num_heads, queries, value_dim)."""
         keys, values = self._gather(layer, batch, queries.dtype)
         folded = fold_gqa(queries, keys.shape[1])
-        mask = self._mask(batch, style.window, folded)
+        repeats = folded.shape[2] // batch.num_queries
+        seen = batch.visible(style.window).repeat(1, repeats, 1)[:, None]
         attended = scaled_dot_product_attention(
-            folded, keys, values, attn_mask=mask, scale=style.scale
+            folded, keys, values, attn_mask=seen, scale=style.scale
         )
         return unfold_gqa(attended, queries.shape[1])
-
-    def _mask(self, batch: ReadBatch, window: int | None, folded: Tensor) -> Tensor:
-        """Return what is added to the scores, (sequences, 1, folded rows, keys).
-
-        Layers of a kind share it, within the limit of the memo.
-        """
-        memo = self.reads.masks
-        repeats = folded.shape[2] // batch.num_queries
-        kind = (id(batch), window, repeats, folded.dtype)
-        if kind in memo:
-            return memo[kind]
-        seen = batch.visible(window)[:, None]
-        mask = torch.zeros(seen.shape, dtype=folded.dtype, device=folded.device)
-        mask = mask.masked_fill_(~seen, -torch.inf)[:, :, None]
-        mask = mask.expand(-1, -1, repeats, -1, -1).flatten(2, 3)
-        if sum(m.nbytes for m in memo.values()) + mask.nbytes <= self._scratch.mask_memo_bytes:
-            memo[kind] = mask
-        return mask
 
     def _explicit(
         self,
@@ -206,7 +174,6 @@ class TorchStep(AttentionStep):
         limits: ReadLimits,
     ) -> Part:
         """Attend tile by tile."""
-        assert batch.blocks is not None
         num_heads = queries.shape[1]
         precision = torch.promote_types(queries.dtype, torch.float32)
         softmax: RunningSoftmax | None = None
@@ -219,7 +186,7 @@ class TorchStep(AttentionStep):
                 softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, style.sinks)
             first = column * block_size
             seen = batch.visible(style.window, first, first + keys.shape[2])
-            softmax.add(scores_of(folded, keys, style, seen), values)
+            softmax.add(_scores(folded, keys, style, seen), values)
         assert softmax is not None
         return softmax.result(num_heads)
 
@@ -234,33 +201,18 @@ class TorchStep(AttentionStep):
         """Attend to shared runs and tails; returns (num_sharers, num_heads, value_dim)."""
         parts: Parts | None = None
         for batch in plan.tails:
-            part = self._tail(layer, batch, gather_rows(queries, batch), style, limits)
+            part = self._explicit(layer, batch, gather_rows(queries, batch), style, limits)
             if parts is None:
                 parts = Parts.empty(queries, part.mean.shape[3])
             scatter_rows(parts.mean, part.mean.to(parts.mean.dtype), batch)
             scatter_rows(parts.log_sum, part.log_sum.to(parts.log_sum.dtype), batch)
         assert parts is not None, "the step's own tokens are always in a tail"
-        for read in plan.shared:
-            for part in read_run(self, layer, read, queries, style, limits):
-                parts.add(read.rows, part.mean[0].transpose(0, 1), part.log_sum[0].T)
+        without_sinks = replace(style, sinks=None)  # the tails count them
+        for batch in plan.shared:
+            rows = gather_rows(queries, batch)
+            part = self._explicit(layer, batch, rows, without_sinks, limits)
+            parts.add(batch.rows, part.mean[0].transpose(0, 1), part.log_sum[0].T)
         return parts.mean
-
-    def _tail(
-        self,
-        layer: int,
-        batch: ReadBatch,
-        queries: Tensor,
-        style: AttentionStyle,
-        limits: ReadLimits,
-    ) -> Part:
-        """Attend to the blocks that sequences do not share."""
-        spec = self.store.spec.layers[layer]
-        if not knows_log_sums(queries, spec, style) or batch.num_keys > limits.max_width:
-            return self._explicit(layer, batch, queries, style, limits)
-        keys, values = self._gather(layer, batch, queries.dtype)
-        folded = fold_gqa(queries, keys.shape[1])
-        mask = self._mask(batch, style.window, folded)
-        return flash(folded, keys, values, style, queries.shape[1], mask)
 
     def _gather(
         self,
@@ -271,7 +223,6 @@ class TorchStep(AttentionStep):
         num_columns: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Fetch some block columns of a batch, (sequences, num_kv_heads, keys, dim) each."""
-        assert batch.blocks is not None
         stop = None if num_columns is None else column + num_columns
         keys, values = self.store.gather(layer, batch.blocks[:, column:stop])
         block_size, width = self.metadata.block_size, keys.shape[1]
@@ -287,18 +238,18 @@ class TorchStep(AttentionStep):
         return keys, values
 
 
-def _causal(queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle) -> Tensor:
-    """Attend within sequences whose keys are all in the step."""
-    return scaled_dot_product_attention(
-        queries,
-        keys,
-        values,
-        is_causal=queries.shape[2] > 1,
-        scale=style.scale,
-        enable_gqa=queries.shape[1] != keys.shape[1],
-    )
+def _scores(folded: Tensor, keys: Tensor, style: AttentionStyle, seen: Tensor) -> Tensor:
+    """Return scores, shape (sequences, num_kv_heads, rows, keys).
 
-
-def _row_bytes(tensor: Tensor) -> int:
-    """Bytes of one token, (num_tokens, heads, dim)."""
-    return tensor.shape[1] * tensor.shape[2] * tensor.element_size()
+    Args:
+        folded: Queries, shape (sequences, num_kv_heads, rows, dim).
+        keys: Shape (sequences, num_kv_heads, keys, dim).
+        style: Parameters of attention.
+        seen: Mask of the keys that each query sees, shape (sequences, queries, keys).
+    """
+    scores = (folded @ keys.transpose(2, 3)).mul_(style.scale)
+    if style.soft_cap is not None:
+        scores.div_(style.soft_cap).tanh_().mul_(style.soft_cap)
+    by_query = scores.view(*scores.shape[:2], -1, *seen.shape[1:])
+    by_query.masked_fill_(~seen[:, None, None], -torch.inf)
+    return scores

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.forward.ops import DTYPES, Norm, NormRecord
-from ostinato.runner.native.checks import address_of, within
+from ostinato.runner.native.checks import within
 from ostinato.runner.native.ctypes_api import floats, int32s, int64s, pointers
 from ostinato.runner.native.packed import Matrix
 from ostinato.runner.native.scan import MAX_TAPS, ScanRecord
@@ -260,23 +260,25 @@ class GatedNorm(ctypes.Structure):
 
 
 class StepMixers:
-    """The convolutions and scans of a program, and the sequences that a step sets."""
+    """The convolutions and scans of a program, and the sequences that a step sets.
+
+    Attributes:
+        layers: Index of each layer that has one, with its record.
+    """
 
     def __init__(self) -> None:
         """Begin without layers."""
-        self._mixers: list[tuple[int, Mixer]] = []
+        self.layers: list[tuple[int, Mixer]] = []
         self._sequences = Sequences()
 
     def add(self, layer: int, shape: MixerShape, weights: MixerWeights, rows: MixerRows) -> Mixer:
         """Return a layer's convolution and scan."""
         mixer = Mixer.of(shape, weights, rows, ctypes.addressof(self._sequences))
-        self._mixers.append((layer, mixer))
+        self.layers.append((layer, mixer))
         return mixer
 
     def set(self, states: LayerStates | None, num_rows: int) -> object:
         """Set the sequences of a step; returns what they point to, which the caller keeps alive."""
-        if not self._mixers:
-            return None
         assert isinstance(states, StateStep), "a step with states"
         starts = np.ascontiguousarray(states.metadata.starts)
         slots, is_fresh = np.ascontiguousarray(states.slots), states.metadata.first_positions == 0
@@ -285,8 +287,8 @@ class StepMixers:
         arrays = starts, slots, is_fresh.astype(np.int64)
         assert all(each.dtype == np.int64 for each in arrays), "int64"
         own = self._sequences
-        own.starts, own.slots, own.is_fresh = map(address_of, arrays)
+        own.starts, own.slots, own.is_fresh = (each.ctypes.data for each in arrays)
         own.num_sequences = len(slots)
-        for layer, mixer in self._mixers:
+        for layer, mixer in self.layers:
             mixer.set_states(states.store.states(layer))
         return arrays

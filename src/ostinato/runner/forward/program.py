@@ -28,7 +28,7 @@ from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles, Lookup
 from ostinato.runner.forward.mixer_records import GatedNorm, Mixer, StepMixers
 from ostinato.runner.forward.ops import AddNorm, Gated, SplitHeads
 from ostinato.runner.inputs import Ints
-from ostinato.runner.native.checks import address_of, within
+from ostinato.runner.native.checks import within
 from ostinato.runner.native.ctypes_api import Attention as AttentionRecord
 from ostinato.runner.native.ctypes_api import Kv, Rows, int32s, int64s, pointers
 from ostinato.runner.native.packed import Product
@@ -118,20 +118,16 @@ class Take(ctypes.Structure):
             width=output.shape[1] * size,
         )
 
-    def from_table(self, table: Tensor) -> None:
-        """Set the table, which the caller keeps alive."""
-        size = table.element_size()
+    def look_up(self, lookup: Lookup) -> None:
+        """Set the table and its rows for this step; the caller keeps them alive."""
+        table, size = lookup.table, lookup.table.element_size()
         assert table.stride(1) == 1, "contiguous rows"
         if table.shape[1] * size != self.width:
             raise ValueError(
                 f"a table has rows of {table.shape[1]} numbers, not of {self.width // size}"
             )
         self.table, self.table_stride = table.data_ptr(), table.stride(0) * size
-
-    def look_up(self, lookup: Lookup) -> None:
-        """Set the table and its rows for this step; the caller keeps them alive."""
-        self.from_table(lookup.table)
-        self.rows = address_of(lookup.places)
+        self.rows = lookup.places.ctypes.data
 
 
 _KINDS: dict[type[Any], Kind] = {
@@ -283,17 +279,16 @@ class StepArguments:
     def __init__(
         self,
         angles: Mapping[AngleKind, Angles],
-        steps: NativeSteps,
+        stores: dict[int, NativeKVStore],
         max_rows: int,
         lora: AdapterUpdates | None,
     ) -> None:
-        """Allocate the buffers; ``steps`` give the store of each layer."""
-        self.angles, self.lora = angles, lora
-        self.stores: dict[int, NativeKVStore] = {layer: s.store for layer, s in steps.items()}
+        """Allocate the buffers."""
+        self.angles, self.stores, self.lora = angles, stores, lora
         self.all_row_groups, self.logit_row_groups = Groups(), Groups()
-        stores = {id(store) for store in self.stores.values()}
-        self._slots = {store: np.zeros(max_rows, dtype=np.int64) for store in stores}
-        self._copies = {store: Copies() for store in stores}
+        unique = {id(store) for store in stores.values()}
+        self._slots = {store: np.zeros(max_rows, dtype=np.int64) for store in unique}
+        self._copies = {store: Copies() for store in unique}
         self._shared: dict[Hashable, AttentionRecord] = {}
         self._kinds: list[tuple[int, Attention, bool, AttentionRecord]] = []
         self._replaceable: list[tuple[Tensor, Callable[[], Tensor | None]]] = []
@@ -315,7 +310,7 @@ class StepArguments:
     def take_logit_rows(self, table: Tensor, output: Tensor) -> Take:
         """Return a copy of the rows whose logits are computed."""
         take = Take.into(output)
-        take.from_table(table)
+        take.look_up(Lookup(table, np.empty(0, dtype=np.int64)))  # each step sets the rows
         self._logit_rows.append(take)
         return take
 
@@ -353,7 +348,7 @@ class StepArguments:
         if adapters is not None and self.lora is not None:
             self.all_row_groups.take(self.lora.groups_of(adapters))
             self.logit_row_groups.take(self.lora.groups_of(adapters.of_rows(rows)))
-        num_rows, rows_address = len(step_input.vectors.places), address_of(rows)
+        num_rows, rows_address = len(step_input.vectors.places), rows.ctypes.data
         assert within(rows, num_rows) and rows.flags.c_contiguous, "rows"
         for take in self._logit_rows:
             take.rows = rows_address
@@ -369,6 +364,8 @@ class StepArguments:
             original = source()
             assert original is not None, "weights are replaced, not removed"
             copy.copy_(original)
+        if not self.mixers.layers:
+            return tables
         return tables, self.mixers.set(step_input.step.states, num_rows)
 
     def _set_tables(self, step_input: StepInput, num_rows: int) -> list[Lookup]:
@@ -384,9 +381,10 @@ class StepArguments:
 
     def _set_slots(self, steps: NativeSteps, num_rows: int) -> None:
         for step in dict.fromkeys(steps.values()):
-            slots, copies = step.slots.ids, self._copies[id(step.store)]
+            slots, copies = step.slots, self._copies[id(step.store)]
             assert len(slots) == num_rows, "a slot for each row"
             self._slots[id(step.store)][:num_rows] = slots
-            copies.sources, copies.targets = step.sources.address, step.targets.address
-            copies.num_slots = len(step.targets.ids)
-            assert len(step.sources.ids) == copies.num_slots, "a target for each"
+            copies.sources = step.sources.ctypes.data
+            copies.targets = step.targets.ctypes.data
+            copies.num_slots = len(step.targets)
+            assert len(step.sources) == copies.num_slots, "a target for each"

@@ -138,16 +138,14 @@ class TritonStep(AttentionStep):
         self.tables = tables
         self._places = tables.places
 
-    def read(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> Tensor:
+    def read(self, layer: int, queries: Tensor, style: AttentionStyle) -> Tensor:
         """Attend; see ``AttentionStep``."""
         with torch.cuda.device_of(queries):  # kernels run on the current device of the thread
-            return self._read(layer, _with_rows(queries), values, style)
+            return self._read(layer, _with_rows(queries), style)
 
-    def _read(self, layer: int, queries: Tensor, values: Tensor, style: AttentionStyle) -> Tensor:
-        (num_tokens, num_heads, key_dim), value_dim = queries.shape, values.shape[2]
-        num_kv_heads = self.store.spec.layers[layer].num_kv_heads
+    def _read(self, layer: int, queries: Tensor, style: AttentionStyle) -> Tensor:
+        kept, (num_tokens, num_heads, key_dim) = self.store.spec.layers[layer], queries.shape
+        num_kv_heads, value_dim = kept.num_kv_heads, kept.value_dim
         group, dim = num_heads // num_kv_heads, max(key_dim, value_dim)
         plan = self.plan(LayerKind(group, dim, queries.itemsize, style.window))
         tokens, positions, narrow, wide, merge_tokens, starts, partials = plan.arrays

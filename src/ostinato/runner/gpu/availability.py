@@ -9,8 +9,8 @@ from torch import nn
 from ostinato.runner.experts.mixture import is_experts
 from ostinato.runner.kv.kv_codes import SCALE_BYTES
 from ostinato.runner.kv.kv_store import KVSpec
+from ostinato.runner.native.ctypes_api import DTYPES, KV_DTYPES
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_DIM = 256
 INSTALL = "pip install 'ostinato[gpu]'"
 INTERPRETER_VARIABLE = "TRITON_INTERPRET"
@@ -31,16 +31,28 @@ def why_no_triton(device: torch.device) -> str | None:
     )
 
 
-def why_not_in_triton(spec: KVSpec, dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
-    """Return the first property that the kernels lack, with its setting; None if there is none."""
+def why_not_format(support: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
+    """Return the first setting whose format is not supported; None if both are.
+
+    Args:
+        support: What supports formats, such as ``the library supports``.
+        dtype: Compute dtype.
+        kv_dtype: Format of keys and values.
+    """
     for setting, used, known in (
         ("dtype", dtype, DTYPES),
-        ("kv_cache_dtype", kv_dtype, (*DTYPES, torch.int8)),
+        ("kv_cache_dtype", kv_dtype, KV_DTYPES),
     ):
         if used not in known:
             unknown, *names = (str(name).removeprefix("torch.") for name in (used, *known))
-            supported = ", ".join(names)
-            return f"{setting} is {unknown}, and the kernels support {supported}: set {setting}"
+            return f"{setting} is {unknown}, and {support} {', '.join(names)}: set {setting}"
+    return None
+
+
+def why_not_in_triton(spec: KVSpec, dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
+    """Return the first property that the kernels lack, with its setting; None if there is none."""
+    if (hindrance := why_not_format("the kernels support", dtype, kv_dtype)) is not None:
+        return hindrance
     for layer, kept in enumerate(spec.layers):
         dims = kept.key_dim, kept.value_dim
         if max(dims) > MAX_DIM:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ostinato.runner.attention.backend import CallsModel
+from ostinato.runner.attention.backend import AttentionBackend, CallsModel
 from ostinato.runner.gpu.attention_step import TritonKVStore, TritonStep
 from ostinato.runner.gpu.device_steps import DeviceSteps
 from ostinato.runner.gpu.read_planner import ReadPlanner
@@ -15,7 +15,7 @@ _SHARE: dict[ReadOnce, bool | None] = {"auto": None, "always": True, "never": Fa
 
 
 @dataclass(frozen=True, slots=True)
-class TritonAttention:
+class TritonAttention(AttentionBackend):
     """Reads blocks in place, shared ones once.
 
     Attributes:

@@ -2,8 +2,6 @@
 
 The draws are those of ``sampling.torch_draws``, to the bit, for rows that need no edits of their
 logits, one sample, and no log-probabilities. What a row asks for is in the tables of the step.
-``top_k`` and ``top_p`` sort the vocabulary: finding out how many tokens matter, as
-``sampling.truncation`` does, would wait for the device.
 """
 
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ from ostinato.runner.sampling.logit_edits import asks_for_edits
 from ostinato.runner.sampling.logprobs import rows_at_once
 from ostinato.runner.sampling.randomness import uniform
 from ostinato.runner.sampling.torch_draws import draw_ids, token_masses
+from ostinato.runner.sampling.truncation import truncated
 
 _COLUMNS = ("temperature", "number", "min_p", "top_p", "top_k")
 _TEMPERATURE, _NUMBER, _MIN_P, _TOP_P, _TOP_K = _COLUMNS
@@ -99,17 +98,6 @@ def sample_in_step(logits: Tensor, kind: SamplingKind, tables: dict[str, Tensor]
             columns[_MIN_P] if kind.has_min_p else None,
         )
         if kind.is_truncated:
-            masses = _truncated(logits, masses, columns[_TOP_K], columns[_TOP_P])
+            masses = truncated(logits, masses, columns[_TOP_K], columns[_TOP_P])
         ids = torch.where(is_greedy, best, draw_ids(masses, columns[_NUMBER]))
     return torch.where(logits.gather(1, best).isfinite(), ids, NONE)[:, 0]
-
-
-def _truncated(scores: Tensor, masses: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Return weights without the tokens that ``top_k`` and ``top_p`` exclude, as ``truncate``."""
-    order = scores.sort(dim=-1, descending=True, stable=True).indices  # equal scores by id
-    place = torch.arange(scores.shape[1], device=scores.device)
-    in_k = place < top_k
-    ranked = masses.gather(1, order) * in_k
-    up_to = ranked.cumsum(-1)
-    in_p = (up_to - ranked < top_p * up_to[:, -1:]) | (place == 0) | (top_p >= 1.0)
-    return masses.scatter(1, order, ranked * in_p)

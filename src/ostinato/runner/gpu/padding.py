@@ -5,10 +5,12 @@ first of the step, which they do not see, so that their result is zero. Padding 
 and padding merges no row.
 """
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from ostinato.runner.gpu.read_parts import PART_FIELDS, Ints32, PartLimits, ReadParts
-from ostinato.runner.inputs import Ints
 
 MAX_PADDED_ROWS = 256
 """Larger steps of decodes run as they are: launching them takes less time than they do."""
@@ -26,7 +28,7 @@ def padded_size(size: int) -> int:
     return 0 if size == 0 else 1 << (size - 1).bit_length()
 
 
-def pad(array: Ints, size: int, value: int) -> Ints:
+def pad(array: npt.NDArray[Any], size: int, value: int) -> npt.NDArray[Any]:
     """Append a value until there are ``size`` numbers."""
     return np.append(array, np.full(size - len(array), value, dtype=array.dtype))
 
@@ -44,12 +46,12 @@ def pad_parts(parts: ReadParts, limits: PartLimits, num_rows: int) -> ReadParts:
         parts.keys_fetched,
         parts.keys_issued,
         np.append(parts.tokens, np.arange(real, num_rows, dtype=np.int32)),
-        _filled(parts.positions, num_rows, _NO_ROW),
+        pad(parts.positions, num_rows, _NO_ROW),
         _with_no_rows(np.concatenate((parts.narrow, empty))),
         _with_no_rows(parts.wide),
-        _filled(parts.merge_tokens, num_merges, _NO_ROW),
-        _filled(starts, num_merges + 1, int(starts[-1])),
-        _filled(parts.merge_partials, padded_size(len(parts.merge_partials)), 0),
+        pad(parts.merge_tokens, num_merges, _NO_ROW),
+        pad(starts, num_merges + 1, int(starts[-1])),
+        pad(parts.merge_partials, padded_size(len(parts.merge_partials)), 0),
     )
 
 
@@ -62,7 +64,3 @@ def _padding_parts(count: int) -> Ints32:
     parts = np.zeros((count, PART_FIELDS), dtype=np.int32)
     parts[:, 4], parts[:, 5] = 1, -1
     return parts
-
-
-def _filled(array: Ints32, size: int, value: int) -> Ints32:
-    return np.append(array, np.full(size - len(array), value, dtype=np.int32))

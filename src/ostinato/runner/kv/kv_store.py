@@ -199,7 +199,6 @@ class KVStore(ABC):
         All sources are read before any target is written.
         """
 
-    @abstractmethod
     def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Copy blocks of one layer into new, contiguous memory.
 
@@ -211,6 +210,10 @@ class KVStore(ABC):
             Keys, shape (num_rows, blocks_per_row * block_size, num_kv_heads, key_dim), and
             values likewise; the caller may overwrite them.
         """
+        within = torch.arange(self.block_size, device=blocks.device)
+        slots = (blocks[..., None] * self.block_size + within).flatten(1)
+        keys, values = self.read(layer, slots.flatten())
+        return keys.unflatten(0, slots.shape), values.unflatten(0, slots.shape)
 
     @abstractmethod
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,6 @@
 """A KV store in plain tensors.
 
-Each layer has one tensor of keys and one of values, indexed by slot, so gathering whole blocks
-copies long, contiguous runs::
+Each layer has one tensor of keys and one of values, indexed by slot::
 
     keys of one layer      slot = block * block_size + offset
 
@@ -17,12 +16,12 @@ In int8 a row is a head's codes and its scale, see ``kv_codes``. No other file d
 layout.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ostinato.runner.kv.kv_codes import decode, encode, row_bytes
 from ostinato.runner.kv.kv_store import Bytes, KVStore, LayerKV, StoreShape
+from ostinato.runner.memory import lazy_zeros
 
 _PIECE_SLOTS = 4096
 """Slots that are compared with zero in one operation."""
@@ -48,10 +47,6 @@ class PlainKVStore(KVStore):
         """Copy slots within one layer; see ``KVStore``."""
         for tensor in (self._keys[layer], self._values[layer]):
             tensor.index_copy_(0, target, tensor.index_select(0, source))
-
-    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Fetch whole blocks of one layer; see ``KVStore``."""
-        return self._fetch(self._keys[layer], blocks), self._fetch(self._values[layer], blocks)
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Fetch single slots of one layer; see ``KVStore``."""
@@ -79,26 +74,8 @@ class PlainKVStore(KVStore):
     def _read(self, rows: Tensor) -> Tensor:
         return decode(rows) if self.dtype == torch.int8 else rows
 
-    def _fetch(self, tensor: Tensor, blocks: Tensor) -> Tensor:
-        num_rows, blocks_per_row = blocks.shape
-        num_heads, dim = tensor.shape[1:]
-        by_block = tensor.view(self.num_blocks + 1, self.block_size * num_heads * dim)
-        rows = by_block.index_select(0, blocks.reshape(-1))
-        return self._read(rows.view(num_rows, blocks_per_row * self.block_size, num_heads, dim))
-
     def _allocate(self, layer: int, kept: LayerKV) -> None:
-        self._keys[layer] = self._zeros(kept.num_kv_heads, kept.key_dim)
-        self._values[layer] = self._zeros(kept.num_kv_heads, kept.value_dim)
-
-    def _zeros(self, num_heads: int, dim: int) -> Tensor:
-        """Return zeros of shape (num_slots, num_heads, dim), or dim + 4 in int8.
-
-        NumPy gets zeroed pages from the kernel, which cost nothing until written; torch would
-        write them, which takes seconds for many gigabytes.
-        """
-        num_bytes = row_bytes(dim, self.dtype)
-        shape = (self.num_slots, num_heads, num_bytes // self.dtype.itemsize)
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        content = np.zeros(self.num_slots * num_heads * num_bytes, dtype=np.uint8)
-        return torch.from_numpy(content).view(self.dtype).view(shape)
+        for tensors, dim in ((self._keys, kept.key_dim), (self._values, kept.value_dim)):
+            row = row_bytes(dim, self.dtype) // self.dtype.itemsize  # dim, or dim + 4 in int8
+            shape = self.num_slots, kept.num_kv_heads, row
+            tensors[layer] = lazy_zeros(shape, self.dtype, self.device)

@@ -182,7 +182,7 @@ class GgufSource:
         if name not in self.kinds:
             return None
         tensor = self._tensors[name]
-        return BlockEmbedding(self._rows(tensor, None), tensor.tensor_type, dtype)
+        return BlockEmbedding(self._rows(tensor, None), tensor.tensor_type.name, dtype)
 
     def _blocks(self, tensor: Any, first: int, last: int) -> Any:
         """Read rows as bytes, in the order of the file; a vector is one row."""

@@ -47,17 +47,14 @@ _ITEM = ("first_row", "last_row", "first_segment", "last_segment", "first_sectio
 ITEM = np.dtype([(n, np.int32) for n in (*_ITEM, "first_partial")], align=True)
 """``ost_item``."""
 
-PLAN_ARRAYS = pointers(
-    "tokens",
-    "positions",
-    "blocks",
-    "segments",
-    "items",
-    "merge_rows",
-    "merge_starts",
-    "merge_partials",
-)
-"""The arrays of a plan, in ``ost_plan`` and ``ost_attention``."""
+
+class PlanArrays(ctypes.Structure):
+    """The arrays of a plan, in ``ost_plan`` and ``ost_attention``."""
+
+    _fields_ = (
+        *pointers("tokens", "positions", "blocks", "segments", "items"),
+        *pointers("merge_rows", "merge_starts", "merge_partials"),
+    )
 
 
 class Kv(ctypes.Structure):
@@ -83,7 +80,7 @@ class Attention(ctypes.Structure):
         ("kv", Kv),
         ("queries", Rows),
         ("output", Rows),
-        *PLAN_ARRAYS,
+        ("arrays", PlanArrays),
         *pointers("partials", "sinks"),
         *int32s("num_heads", "num_items", "num_merges", "window", "section_keys"),
         *floats("scale", "soft_cap"),
@@ -121,7 +118,7 @@ class Plan(ctypes.Structure):
     """``ost_plan``: how a step is read."""
 
     _fields_ = (
-        *PLAN_ARRAYS,
+        ("arrays", PlanArrays),
         *int32s("num_rows", "num_blocks", "num_segments", "num_items", "num_merges"),
         *int32s("num_partials"),
     )

@@ -34,14 +34,16 @@ from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ostinato.runner.huge_pages import PAGE_BYTES, map_memory, memory_calls
 from ostinato.runner.kv.kv_codes import decode, row_bytes
 from ostinato.runner.kv.kv_store import Bytes, KVStore, LayerKV, StoreShape
-from ostinato.runner.native.checks import Ints, Slots, fill_rows
+from ostinato.runner.native.checks import Ints, fill_rows, within
 from ostinato.runner.native.ctypes_api import KV_DTYPES, Kv, Rows
+from ostinato.runner.settings import NATIVE_BLOCK
 
 logger = logging.getLogger(__name__)
 
@@ -136,9 +138,9 @@ class PagesAhead:
             low, end = area.address, area.address + area.num_bytes
             while low < end:
                 high = min((low // PAGE_BYTES + 1) * PAGE_BYTES, end)
-                within = (low - area.address) % part_bytes
-                begins_part = not within or within + high - low > part_bytes
-                slot = 0 if begins_part else within * self._num_slots // part_bytes
+                offset = (low - area.address) % part_bytes
+                begins_part = not offset or offset + high - low > part_bytes
+                slot = 0 if begins_part else offset * self._num_slots // part_bytes
                 pages.append((slot, low, high - low))
                 low = high
         return sorted(pages, reverse=True)
@@ -156,9 +158,6 @@ def _populate(address: int, num_bytes: int) -> bool:
         raise MemoryError(f"{num_bytes:,} bytes: {os.strerror(code)}")
     return False
 
-
-TOKEN_GROUP = 16
-"""Block sizes are a multiple of this."""
 
 TOKENS_AT_START = 16_384
 """Slots whose memory is allocated from the start on, for the first prompts."""
@@ -178,7 +177,7 @@ class NativeKVStore(KVStore):
         block_size, dtype = shape.block_size, shape.dtype
         if torch.device(shape.device).type != "cpu":
             raise ValueError(f"no native store on {shape.device}: it is for CPUs")
-        if block_size % TOKEN_GROUP or dtype not in KV_DTYPES:
+        if block_size % NATIVE_BLOCK or dtype not in KV_DTYPES:
             raise ValueError(f"no native store has blocks of {block_size} tokens in {dtype}")
         self._native = native
         self._memory: dict[int, Bytes] = {}  # by bytes of a row: all heads with rows of that size
@@ -195,25 +194,40 @@ class NativeKVStore(KVStore):
         """Return the addresses of a layer's keys and values, valid as long as the store."""
         return self._kv[layer]
 
-    def check_slots(self, slots: Ints) -> Slots:
-        """Check slots once for many calls; shape (n,)."""
-        checked = Slots.within(slots, self.num_slots)
-        if len(checked.ids):
-            self._ahead.reach(int(checked.ids.max()))
+    def check_slots(self, *runs: Ints) -> list[Ints]:
+        """Check runs of slots once for many calls, each of shape (n,).
+
+        Returns:
+            The same, contiguous.
+
+        Raises:
+            ValueError: They are not int64, or one of them is not within the store.
+        """
+        checked, last = [], -1
+        for slots in runs:
+            if slots.dtype != np.int64 or slots.ndim != 1:
+                raise ValueError("the native library needs that slots are a row of int64")
+            if not within(slots, self.num_slots):
+                raise ValueError(
+                    f"the native library needs that slots are between 0 and {self.num_slots}"
+                )
+            checked.append(np.ascontiguousarray(slots))
+            last = max(last, int(slots.max(initial=-1)))
+        if last >= 0:
+            self._ahead.reach(last)
         return checked
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Store one layer's keys and values of some tokens; see ``KVStore``."""
-        self.write_checked(
-            layer, keys, values, self.check_slots(slots.numpy()), torch.get_num_threads()
-        )
+        [checked] = self.check_slots(slots.numpy())
+        self.write_checked(layer, keys, values, checked, torch.get_num_threads())
 
     def write_checked(
-        self, layer: int, keys: Tensor, values: Tensor, slots: Slots, num_threads: int
+        self, layer: int, keys: Tensor, values: Tensor, slots: Ints, num_threads: int
     ) -> None:
         """Store keys and values in checked slots; see ``write``."""
         kept, (key_rows, value_rows) = self.spec.layers[layer], self._rows
-        count = len(slots.ids)
+        count = len(slots)
         # Names hold what rows point into until the call is over.
         keys = fill_rows(key_rows, keys, count, kept.num_kv_heads, kept.key_dim)
         values = fill_rows(value_rows, values, count, kept.num_kv_heads, kept.value_dim)
@@ -221,33 +235,26 @@ class NativeKVStore(KVStore):
             byref(self._kv[layer]),
             byref(key_rows),
             byref(value_rows),
-            slots.address,
+            slots.ctypes.data,
             count,
             num_threads,
         )
 
     def copy(self, layer: int, source: Tensor, target: Tensor) -> None:
         """Copy slots within one layer; see ``KVStore``."""
-        self.copy_checked(layer, self.check_slots(source.numpy()), self.check_slots(target.numpy()))
+        self.copy_checked(layer, *self.check_slots(source.numpy(), target.numpy()))
 
-    def copy_checked(self, layer: int, sources: Slots, targets: Slots) -> None:
+    def copy_checked(self, layer: int, sources: Ints, targets: Ints) -> None:
         """Copy checked slots; see ``copy``."""
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} slots cannot be copied to {len(targets)}")
         self._native.ost_kv_copy(
-            byref(self._kv[layer]), sources.address, targets.address, len(sources)
+            byref(self._kv[layer]), sources.ctypes.data, targets.ctypes.data, len(sources)
         )
-
-    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Fetch whole blocks of one layer; see ``KVStore``."""
-        slots = blocks.reshape(-1, 1) * self.block_size + torch.arange(self.block_size)
-        keys, values = self.read(layer, slots.reshape(-1))
-        shape = len(blocks), blocks.shape[1] * self.block_size
-        return keys.view(*shape, *keys.shape[1:]), values.view(*shape, *values.shape[1:])
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Fetch single slots of one layer; see ``KVStore``."""
-        kept, checked = self.spec.layers[layer], self.check_slots(slots.numpy())
+        kept, [checked] = self.spec.layers[layer], self.check_slots(slots.numpy())
         keys, values = (
             torch.empty(
                 len(checked),
@@ -259,7 +266,7 @@ class NativeKVStore(KVStore):
         )
         self._native.ost_kv_read(
             byref(self._kv[layer]),
-            checked.address,
+            checked.ctypes.data,
             len(checked),
             keys.data_ptr(),
             values.data_ptr(),
@@ -268,9 +275,9 @@ class NativeKVStore(KVStore):
 
     def zero(self, slots: Tensor) -> None:
         """Overwrite slots with zeros in all layers; see ``KVStore``."""
-        checked = self.check_slots(slots.numpy())
+        [checked] = self.check_slots(slots.numpy())
         for kv in self._kv.values():
-            self._native.ost_kv_zero(byref(kv), checked.address, len(checked))
+            self._native.ost_kv_zero(byref(kv), checked.ctypes.data, len(checked))
 
     def _parts(self) -> list[Bytes]:
         merged: list[tuple[int, int, int]] = []

@@ -56,8 +56,9 @@ class Sampler:
             a row, its tokens have an error that says why; other rows are not affected.
 
         Effects: none, neither on the logits nor on the tasks.
-        Cost: one argmax for greedy rows; O(vocab) for each other row, and nothing is sorted. The
-            lists of sampling parameters are prepared at their first use.
+        Cost: one argmax for greedy rows; O(vocab) for each other row, which torch sorts where
+            ``top_k`` or ``top_p`` is set, and the library does not. Lists of sampling parameters
+            are prepared at their first use.
         """
         assert logits.ndim == 2 and len(logits) == len(tasks), "one row of logits per task"
         if all(map(_is_plain, tasks)):

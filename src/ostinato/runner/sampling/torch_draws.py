@@ -14,7 +14,7 @@ from ostinato.runner.native.argmax import NONE, argmax
 from ostinato.runner.native.sampling import Draws
 from ostinato.runner.sampling.logit_edits import edit_logits
 from ostinato.runner.sampling.logprobs import are_distributions, rows_at_once, token_logprobs
-from ostinato.runner.sampling.truncation import truncate
+from ostinato.runner.sampling.truncation import truncated
 from ostinato.runner.token_lists import TokenLists
 
 
@@ -75,13 +75,16 @@ def _draw(
     Returns:
         Ids, shape (num_rows, most numbers of a row): one per number, then padding.
     """
-    min_p = [p.min_p for p in params]
+    vocab, min_p = scores.shape[1], [p.min_p for p in params]
     masses = token_masses(
         scores,
         _column([p.temperature for p in params], scores),
         _column(min_p, scores) if any(p > 0.0 for p in min_p) else None,
     )
-    truncate(scores, masses, params)
+    top_k = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
+    top_p = [p.top_p for p in params]
+    if min(top_k) < vocab or min(top_p) < 1.0:
+        masses = truncated(scores, masses, _column(top_k, scores), _column(top_p, scores))
     ids = draw_ids(masses, _padded(numbers, scores))
     sound = scores.amax(-1, keepdim=True).isfinite()
     return torch.where(sound, ids, NONE).tolist()

@@ -3,7 +3,6 @@
 Files in reading order:
 
 * ``store``: the states of recurrent layers between steps
-* ``slot_copies``: copies of states between their slots and host memory
 * ``recurrence``: the interface of a function that carries a state
 * ``recurrences``: the functions of ``transformers`` that carry a state, and how they are called
 * ``step``: turns one row of tokens into calls per sequence

@@ -8,11 +8,13 @@ a plan has the slot of each sequence, and the slots to copy::
               rule   (H, D, V)     (H, D, V)     (H, D, V)
     layer 1   conv   ...
 
-A slot holds the state of a running sequence or a checkpoint; this file does not know which.
+A slot holds the state of a running sequence or a checkpoint; this file does not know which. For
+tiers, states are copied between slots and host memory, in which those of all layers are one after
+another.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.plan import StateCopy
-from ostinato.runner.memory import available_bytes
+from ostinato.runner.memory import available_bytes, lazy_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,13 @@ class StateSpec:
 
 
 class StateStore:
-    """The states of all slots, in every layer.
+    """The states of all slots, in every layer; tiers see ``BlockCopies``, whose blocks are slots.
 
     Attributes:
         spec: The states of each layer.
         num_slots: Number of slots.
         device: Where they are.
+        block_bytes: Bytes of one slot over all layers.
     """
 
     def __init__(self, spec: StateSpec, num_slots: int, device: torch.device | str = "cpu") -> None:
@@ -69,7 +72,7 @@ class StateStore:
             ConfigError: The device has less memory free than the slots need.
         """
         self.spec = spec
-        self.num_slots = num_slots
+        self.num_slots, self.block_bytes = num_slots, spec.bytes_per_slot
         self.device = torch.device(device)
         available = available_bytes(device)
         if available is not None and self.num_bytes > available:
@@ -79,7 +82,9 @@ class StateStore:
                 "are available: lower num_state_slots or kv_cache_memory"
             )
         self._states = {
-            layer: tuple(self._zeros(each) for each in shapes)
+            layer: tuple(
+                lazy_zeros((num_slots, *each.shape), each.dtype, self.device) for each in shapes
+            )
             for layer, shapes in spec.layers.items()
         }
 
@@ -110,10 +115,28 @@ class StateStore:
                 if tensor[slot].any():
                     tensor[slot].zero_()
 
-    def _zeros(self, each: StateShape) -> Tensor:
-        """Return zeros; on a CPU, pages are allocated when they are first written."""
-        shape = (self.num_slots, *each.shape)
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=each.dtype, device=self.device)
-        content = np.zeros(self.num_slots * each.num_bytes, dtype=np.uint8)
-        return torch.from_numpy(content).view(each.dtype).view(shape)
+    def export_blocks(self, blocks: Sequence[int], into: memoryview) -> None:
+        """Copy states out; returns when the bytes are there."""
+        for own, outer in self._pairs(blocks, into):
+            outer.copy_(own)
+
+    def import_blocks(self, blocks: Sequence[int], payload: memoryview) -> None:
+        """Fill slots that no running step uses; any thread may call this."""
+        for own, outer in self._pairs(blocks, payload):
+            own.copy_(outer)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def new_buffer(self, num_bytes: int) -> memoryview:
+        """Return host memory to export to and import from."""
+        return np.empty(num_bytes, np.uint8).data
+
+    def _pairs(self, slots: Sequence[int], memory: memoryview) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pair the bytes of each slot's tensors with their place in exported memory."""
+        outer = torch.from_numpy(np.frombuffer(memory, np.uint8, len(slots) * self.block_bytes))
+        start = 0
+        for slot in slots:
+            for tensor in (each for tensors in self._states.values() for each in tensors):
+                own = tensor[slot].reshape(-1).view(torch.uint8)  # (num_bytes,)
+                yield own, outer[start : start + len(own)]
+                start += len(own)

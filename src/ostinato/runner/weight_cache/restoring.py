@@ -243,7 +243,7 @@ class EntrySource:
         if kind is None:
             return None
         blocks = self.plain(name, dtype).numpy()
-        return self._once(f"{name}/{kind}", lambda: BlockEmbedding.of_kind(blocks, kind, dtype))
+        return self._once(f"{name}/{kind}", lambda: BlockEmbedding(blocks, kind, dtype))
 
     def packing(self, names: Mapping[int, str], dtype: torch.dtype) -> Pack:
         """Return what packs nothing, but returns what was packed."""
