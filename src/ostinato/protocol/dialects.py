@@ -137,10 +137,10 @@ MESSAGES = Dialect(
         "container": _HOSTED,
         "betas": "there are no betas to switch on",
         "diagnostics": "for the client's own server",
-        "cache_control.scope": "each key has a cache of its own",
-        "system[].cache_control.scope": "each key has a cache of its own",
-        "tools[].cache_control.scope": "each key has a cache of its own",
-        "messages[].content[].cache_control.scope": "each key has a cache of its own",
+        **{
+            f"{place}cache_control.scope": "each key has a cache of its own"
+            for place in ("", "system[].", "tools[].", "messages[].content[].")
+        },
         "tools[].defer_loading": _ALL_SHOWN,
         "tools[].eager_input_streaming": "arguments stream as they are written",
         "tools[].input_examples": "templates show schemas alone",
