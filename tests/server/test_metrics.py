@@ -16,7 +16,7 @@ import ostinato.server
 from ostinato import AsyncLLM, SamplingParams
 from ostinato.engine.loop.engine import Engine
 from ostinato.server.access.callers import ANONYMOUS, Caller
-from ostinato.server.call import GenerateCall
+from ostinato.server.call import GenerateCall, sender
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError
 from ostinato.server.routes.metrics import hit_share_label
@@ -78,7 +78,7 @@ def scrape(url: str) -> Scrape:
 async def ask(state: ServerState, caller: Caller, text: str, tokens: int = 2, **how) -> None:
     """Have a prompt continued through the one path of all completions."""
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-    call = GenerateCall(endpoint="/test", params=params, text=text, **how)
+    call = GenerateCall(endpoint="/test", params=params, prompt=sender(caller, text=text), **how)
     async for _ in serve(state, caller, call):
         pass
 
@@ -294,7 +294,8 @@ def test_refusals_and_readers_who_left_are_counted(llm):
 
     async def leave() -> None:
         params = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
-        stream = serve(state, ANN, GenerateCall(endpoint="/test", params=params, text="abc"))
+        call = GenerateCall(endpoint="/test", params=params, prompt=sender(ANN, text="abc"))
+        stream = serve(state, ANN, call)
         await anext(stream)
         with pytest.raises(ApiError):
             await ask(state, ANN, "abc")

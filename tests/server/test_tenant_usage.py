@@ -10,6 +10,7 @@ import pytest
 from ostinato import AsyncLLM, SamplingParams
 from ostinato.engine.loop.engine import Engine
 from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput, RequestTimings
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
 from ostinato.server.page.figures import percentiles
@@ -32,7 +33,9 @@ from tests.support.waiting import other_tasks_have_started
 
 def served(tenant: str, hit: int, copied: int = 0, waited: int = 0, took_s: float = 0.5):
     """Return a request of ten prompt tokens that has its first token."""
-    call = GenerateCall(endpoint="/test", params=SamplingParams(max_tokens=1), text="abc")
+    call = GenerateCall(
+        endpoint="/test", params=SamplingParams(max_tokens=1), prompt=Prompt(text="abc")
+    )
     output = RequestOutput(
         "name", None, list(range(10)), [], True, RequestTimings(0.0),
         num_cached_tokens=hit, num_copied_tokens=copied, num_waited_tokens=waited,

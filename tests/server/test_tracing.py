@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from ostinato import SamplingParams
 from ostinato.core.errors import ConfigError
 from ostinato.server.access.callers import Caller
-from ostinato.server.call import GenerateCall
+from ostinato.server.call import GenerateCall, sender
 from ostinato.server.config import ServerConfig
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
@@ -30,7 +30,8 @@ def spans_of(state: ServerState, config: ServerConfig, *texts: str, leave: bool 
     async def ask(text: str) -> None:
         most = 100 if leave else 3  # the engine must not have ended before the reader leaves
         params = SamplingParams(max_tokens=most, temperature=0, ignore_eos=True)
-        stream = serve(state, ANN, GenerateCall(endpoint="/test", params=params, text=text))
+        call = GenerateCall(endpoint="/test", params=params, prompt=sender(ANN, text=text))
+        stream = serve(state, ANN, call)
         async for _ in stream:
             if leave:
                 break

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ostinato.protocol.body import MAX_MESSAGES, Items, OpenBody, TextOrImageUrl
 from ostinato.protocol.conversation import ToolUse, add_reasoning, parts_of
+from ostinato.protocol.dialects import CHAT
 from ostinato.protocol.marks import Breakpoint, CacheControl, MarkedPart, breakpoints_of
 from ostinato.protocol.sampling import (
     EFFORT,
@@ -193,6 +194,8 @@ class TemplateFields(OpenBody):
 class ChatBody(TemplateFields, SamplingFields):
     """Continue a conversation."""
 
+    dialect: ClassVar = CHAT
+    id_prefix: ClassVar = "chatcmpl-"
     ANSWER_FIELD: ClassVar = "response_format"
     BUDGET_IS_HINT: ClassVar = False
 
@@ -234,7 +237,7 @@ class ChatBody(TemplateFields, SamplingFields):
         """Return the last marks, in order; none without ``cache.write``."""
         ttl = self.mark_ttl
         marks = [mark for message in self.messages for mark in message.marks(ttl)]
-        return breakpoints_of(marks) if self.cache.write else []
+        return breakpoints_of(marks) if self.cache.write and any(marks) else []
 
     def conversation(self, num_parts: int | None = None) -> list[dict[str, Any]]:
         """Return messages for chat templates: all, or those of the first parts."""

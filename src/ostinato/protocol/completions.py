@@ -1,10 +1,11 @@
 """The body of ``/v1/completions``."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from ostinato.protocol.body import Items
+from ostinato.protocol.dialects import COMPLETIONS
 from ostinato.protocol.sampling import SamplingFields
 
 PromptBody = str | Items[str] | Items[int] | Items[Items[int]]
@@ -22,6 +23,9 @@ MAX_PROMPTS = 1024
 
 class CompletionBody(SamplingFields):
     """Continue one prompt, or each of several."""
+
+    dialect: ClassVar = COMPLETIONS
+    id_prefix: ClassVar = "cmpl-"
 
     prompt: PromptBody = Field(
         description="A text, token ids, or a list of either; each prompt is continued by itself."

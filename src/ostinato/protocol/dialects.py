@@ -13,13 +13,15 @@ below; a newer one may send more.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
+from typing import ClassVar
 
 from pydantic import BaseModel
+
+from ostinato.protocol.body import OpenBody
 
 READ_ON = "2026-11-28"
 """When the clients' fields were last compared with these tables."""
@@ -28,6 +30,8 @@ MAX_SHOWN_FIELDS = 16
 """Fields without effect that a response names at most."""
 
 _POSITION = re.compile(r"\[\d+\]")
+"""What ``tools[3].name`` has more than ``tools[].name``."""
+
 _HOSTED = "the client's server would have to run it; nothing is added to the prompt"
 _ONE_TIER = "there is one tier"
 _HISTORY = "the history that the client sends is the prompt: nothing is cleared"
@@ -133,10 +137,10 @@ MESSAGES = Dialect(
         "container": _HOSTED,
         "betas": "there are no betas to switch on",
         "diagnostics": "for the client's own server",
-        "cache_control.scope": "each key has a cache of its own",
-        "system[].cache_control.scope": "each key has a cache of its own",
-        "tools[].cache_control.scope": "each key has a cache of its own",
-        "messages[].content[].cache_control.scope": "each key has a cache of its own",
+        **{
+            f"{place}cache_control.scope": "each key has a cache of its own"
+            for place in ("", "system[].", "tools[].", "messages[].content[].")
+        },
         "tools[].defer_loading": _ALL_SHOWN,
         "tools[].eager_input_streaming": "arguments stream as they are written",
         "tools[].input_examples": "templates show schemas alone",
@@ -175,6 +179,24 @@ SCORES = Dialect(
 DIALECTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS, SCORES)
 
 
+class ApiBody(OpenBody):
+    """The body of a request to one of the APIs.
+
+    Attributes:
+        dialect: The API's other fields.
+        id_prefix: What the ids of its responses begin with.
+    """
+
+    dialect: ClassVar[Dialect]
+    id_prefix: ClassVar[str] = ""
+
+    model: str
+
+    def left_out(self) -> list[str]:
+        """Return the places of parts that are understood, and that the prompt does not show."""
+        return []
+
+
 @dataclass(frozen=True, slots=True)
 class UnusedFields:
     """Fields of one body that are not obeyed, by place; at most a few of each.
@@ -188,22 +210,21 @@ class UnusedFields:
     refused: tuple[tuple[str, str], ...] = ()
 
 
-def unused_fields(dialect: Dialect, body: BaseModel, left_out: Sequence[str] = ()) -> UnusedFields:
+def unused_fields(body: ApiBody, left_out: Sequence[str] = ()) -> UnusedFields:
     """Return the fields of a body that this server does not obey, and does not understand.
 
     Args:
-        dialect: The API.
         body: The parsed body.
         left_out: Places of parts that are not read, with all of their fields.
 
     Cost: one visit of each object of the body.
     """
     unknown, refused = [], []
-    unread = tuple(f"{place}." for place in left_out)
+    dialect, unread = body.dialect, tuple([f"{place}." for place in left_out])
     for place in _extras(body, ""):
         if place.startswith(unread):
             continue
-        general = _without_positions(place)
+        general = _POSITION.sub("[]", place)
         if general in dialect.refused:
             refused.append((place, dialect.refused[general]))
         elif general not in dialect.no_effect:
@@ -211,22 +232,16 @@ def unused_fields(dialect: Dialect, body: BaseModel, left_out: Sequence[str] = (
     return UnusedFields(tuple(islice(unknown, MAX_SHOWN_FIELDS)), tuple(refused[:1]))
 
 
-def _extras(value: Any, place: str) -> Iterator[str]:
-    """Yield the places of all fields that no body in this room has."""
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            if isinstance(item, BaseModel):
-                yield from _extras(item, f"{place}[{number}]")
-    elif isinstance(value, BaseModel):
-        prefix = f"{place}." if place else ""
-        for name in value.model_extra or ():
-            yield prefix + name
-        for name in value.model_fields_set - (value.model_extra or {}).keys():
-            content = getattr(value, name)
-            if isinstance(content, (list, BaseModel)):
-                yield from _extras(content, prefix + name)
-
-
-def _without_positions(place: str) -> str:
-    """Return ``tools[].name`` for ``tools[3].name``."""
-    return _POSITION.sub("[]", place)
+def _extras(body: BaseModel, prefix: str) -> list[str]:
+    """Return the places of all fields that no body in this room has."""
+    extras = body.model_extra or {}
+    places = [prefix + name for name in extras]
+    for name in body.model_fields_set - extras.keys():
+        content = getattr(body, name)
+        if isinstance(content, BaseModel):
+            places += _extras(content, f"{prefix}{name}.")
+        elif isinstance(content, list):
+            for number, item in enumerate(content):
+                if isinstance(item, BaseModel):
+                    places += _extras(item, f"{prefix}{name}[{number}].")
+    return places

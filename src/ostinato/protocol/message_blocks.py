@@ -10,12 +10,17 @@ from ostinato.protocol.marks import CacheControl
 from ostinato.protocol.tools import CallId, ToolName
 
 
-class TextBlock(OpenBody):
+class MarkedBlock(OpenBody):
+    """A block up to whose end the prompt may be kept."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(MarkedBlock):
     """A text."""
 
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
 
     def part(self) -> dict[str, Any]:
         """Return it as chat templates read it."""
@@ -42,12 +47,11 @@ class ImageSource(OpenBody):
         return self
 
 
-class ImageBlock(OpenBody):
+class ImageBlock(MarkedBlock):
     """An image."""
 
     type: Literal["image"]
     source: ImageSource
-    cache_control: CacheControl | None = None
 
     def part(self) -> dict[str, Any]:
         """Return it in OpenAI's format."""
@@ -81,40 +85,37 @@ class ContentSource(OpenBody):
         return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
-class DocumentBlock(OpenBody):
+class DocumentBlock(MarkedBlock):
     """A document that is text: the prompt shows its title, its context and its text."""
 
     type: Literal["document"]
     source: Annotated[PlainSource | ContentSource, Field(discriminator="type")]
     title: str | None = None
     context: str | None = None
-    cache_control: CacheControl | None = None
 
     def part(self) -> dict[str, Any]:
         """Return it as chat templates read it."""
         return _lines(self.title, self.context, self.source.text)
 
 
-class SearchResultBlock(OpenBody):
+class SearchResultBlock(MarkedBlock):
     """A text that a search of the client's returned, with its title and its source."""
 
     type: Literal["search_result"]
     source: str
     title: str
     content: Items[TextBlock]
-    cache_control: CacheControl | None = None
 
     def part(self) -> dict[str, Any]:
         """Return it as chat templates read it."""
         return _lines(self.title, self.source, "".join(block.text for block in self.content))
 
 
-class ToolReferenceBlock(OpenBody):
+class ToolReferenceBlock(MarkedBlock):
     """The name of a tool that a search of the client's returned."""
 
     type: Literal["tool_reference"]
     tool_name: ToolName
-    cache_control: CacheControl | None = None
 
     def part(self) -> dict[str, Any]:
         """Return it as chat templates read it."""
@@ -131,24 +132,22 @@ Shown = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 _ResultPart = Annotated[Shown | ToolReferenceBlock, Field(discriminator="type")]
 
 
-class ToolUseBlock(OpenBody):
+class ToolUseBlock(MarkedBlock):
     """A call that the model made earlier."""
 
     type: Literal["tool_use"]
     id: CallId
     name: ToolName
     input: dict[str, Any]
-    cache_control: CacheControl | None = None
 
 
-class ToolResultBlock(OpenBody):
+class ToolResultBlock(MarkedBlock):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: CallId
     content: str | Items[Annotated[_ResultPart, TextOrImage]] = ""
     is_error: bool = False
-    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(OpenBody):
@@ -170,7 +169,7 @@ class RedactedThinkingBlock(OpenBody):
     cache_control: None = None
 
 
-class HostedBlock(OpenBody):
+class HostedBlock(MarkedBlock):
     """A call that a hosted service ran, its result, or a file there; left out of the prompt."""
 
     type: Literal[
@@ -179,7 +178,6 @@ class HostedBlock(OpenBody):
         "text_editor_code_execution_tool_result", "tool_search_tool_result",
         "advisor_tool_result", "mcp_tool_use", "mcp_tool_result", "container_upload",
     ]  # fmt: skip
-    cache_control: CacheControl | None = None
 
 
 Block = Shown | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | HostedBlock

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from ostinato.protocol.body import MAX_MESSAGES, Items, OpenBody
 from ostinato.protocol.conversation import Message, Tool, ToolUse, use_tools
+from ostinato.protocol.dialects import MESSAGES, ApiBody
 from ostinato.protocol.marks import Breakpoint, CacheControl
 from ostinato.protocol.message_blocks import (
     AnthropicMessage,
@@ -118,10 +119,13 @@ class Thinking(OpenBody):
     )
 
 
-class CountBody(OpenBody):
+class CountBody(ApiBody):
     """Count the tokens of a prompt."""
 
-    model: str
+    dialect: ClassVar = MESSAGES
+    id_prefix: ClassVar = "msg_"
+    add_generation_prompt: ClassVar = True
+
     messages: Items[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | Items[TextBlock] = ""
     tools: Items[AnthropicTool] = Field(default_factory=list, max_length=MAX_TOOLS)
@@ -244,13 +248,7 @@ class MessagesBody(CountBody):
 
     def call_settings(self) -> dict[str, Any]:
         """Return the keywords of ``GenerateCall`` that clients set."""
-        return {
-            "cache_salt": self.cache_salt,
-            "cache_read": self.cache.read,
-            "cache_write": self.cache.write,
-            "keep_tokens": self.keep_tokens,
-            "user": self.metadata.user_id,
-        }
+        return {"user": self.metadata.user_id}
 
     def sampler(self) -> dict[str, Any]:
         """Return the keywords of ``SamplingParams``."""

@@ -16,6 +16,7 @@ from ostinato.protocol.conversation import (
     parts_of,
     use_tools,
 )
+from ostinato.protocol.dialects import RESPONSES
 from ostinato.protocol.marks import Breakpoint, MarkedPart, breakpoints_of
 from ostinato.protocol.response_tools import (
     CallTarget,
@@ -224,10 +225,12 @@ _LOGPROBS = "message.output_text.logprobs"
 class ResponsesBody(SamplerFields, CacheFields):
     """Continue a conversation that the server may store."""
 
+    dialect: ClassVar = RESPONSES
+    id_prefix: ClassVar = "resp_"
+    add_generation_prompt: ClassVar = True
     ANSWER_FIELD: ClassVar = "text.format"
     BUDGET_IS_HINT: ClassVar = False
 
-    model: str
     input: str | Items[Item]
     instructions: str | None = None
     previous_response_id: ShortText | None = None

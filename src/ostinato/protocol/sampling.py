@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from ostinato.core.sampling_params import Beams
 from ostinato.protocol.body import Body, Items, OpenBody
+from ostinato.protocol.dialects import ApiBody
 from ostinato.protocol.marks import Ttl, seconds_of
 from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
 
@@ -120,7 +121,7 @@ DEFAULT_TTL = "30m"
 """Of marks without a time, as in OpenAI's API."""
 
 
-class CacheFields(OpenBody):
+class CacheFields(ApiBody):
     """Cache salt, use and retention."""
 
     cache_salt: ShortText = CACHE_SALT
@@ -162,14 +163,7 @@ class CacheFields(OpenBody):
 
     def call_settings(self) -> dict[str, Any]:
         """Return the keywords of ``GenerateCall`` that clients set."""
-        return {
-            "cache_salt": self.cache_salt,
-            "cache_read": self.cache.read,
-            "cache_write": self.cache.write,
-            "keep_tokens": self.keep_tokens,
-            "cache_key": self.prompt_cache_key,
-            "retention": self.retention,
-        }
+        return {"cache_key": self.prompt_cache_key, "retention": self.retention}
 
 
 class SamplerFields(OpenBody):
@@ -208,7 +202,6 @@ _SAMPLING = (
 class SamplingFields(SamplerFields, CacheFields):
     """Sampling, and the format of the response."""
 
-    model: str
     n: int = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions | None = None

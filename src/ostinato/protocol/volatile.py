@@ -38,7 +38,10 @@ MAX_MATCHES = 64
 TIME_LIMIT_S = 0.1
 """For all rules on one prompt; what is left stays as it is."""
 
-_ROLES = {"system": ("system",), "user": ("user",), "tool": ("tool",), "any": ()}
+_ROLES = {
+    **{role: (role,) for role in ("system", "user", "tool")},
+    "any": ("system", "user", "assistant", "tool"),
+}
 _MAX_NAME_CHARS = 40
 _NAME = regex.compile(r"[a-z0-9][a-z0-9-]*")
 _MAX_PUT_CHARS = 256
@@ -82,10 +85,6 @@ class Rule:
             )
         check_pattern(self.pattern)
         object.__setattr__(self, "_compiled", regex.compile(self.pattern))
-
-    def reads(self, role: str) -> bool:
-        """Whether it applies to messages of a role."""
-        return role in _ROLES[self.where] or self.where == "any"
 
     def spans(self, text: str, limit_s: float) -> list[tuple[int, int]]:
         """Return what changes in a text, in order.
@@ -174,21 +173,20 @@ class Settled:
 
 
 class Stabiliser:
-    """Applies rules to conversations, in their order."""
+    """Applies rules to conversations, in their order.
+
+    Attributes:
+        roles: Roles of the messages that any rule reads.
+    """
 
     def __init__(self, rules: Sequence[Rule], limit_s: float = TIME_LIMIT_S) -> None:
         """Apply these rules, and spend at most so long on one prompt."""
         self._rules, self._limit_s = tuple(rules), limit_s
-        self._reads_all = any(rule.where == "any" for rule in rules)
-        self._roles = {role for rule in rules for role in _ROLES[rule.where]}
+        self.roles = frozenset(role for rule in rules for role in _ROLES[rule.where])
 
     def __bool__(self) -> bool:
         """Whether there is any rule."""
         return bool(self._rules)
-
-    def reads(self, messages: Sequence[Message]) -> bool:
-        """Whether any rule applies to a message; if none does, there is nothing to settle."""
-        return self._reads_all or not self._roles.isdisjoint([m["role"] for m in messages])
 
     def settle(self, messages: Sequence[Message]) -> Settled:
         """Return a conversation without what changes."""
@@ -204,7 +202,7 @@ class Stabiliser:
 
     def _apply(self, rule: Rule, settled: Settled, place: int, end: float) -> None:
         message = settled.messages[place]
-        if not rule.reads(message["role"]):
+        if message["role"] not in _ROLES[rule.where]:
             return
         content, num = _replaced(rule, message.get("content"), end)
         if num:

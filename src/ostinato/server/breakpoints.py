@@ -7,7 +7,7 @@ whole prompt, so no chat template needs to be understood.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ostinato.core.errors import RequestError
 from ostinato.core.tokens import num_common_tokens
@@ -18,9 +18,10 @@ from ostinato.images.parts import images_in, without_sources
 from ostinato.protocol.answers import MessageUsage
 from ostinato.protocol.conversation import Message
 from ostinato.protocol.marks import Breakpoint
+from ostinato.server.answers.call_grammar import ConversationBody
 from ostinato.server.call import Covered
 from ostinato.server.held_prefixes import HeldPrefixes, hold_all
-from ostinato.server.prompting import ChatFields, render_prompt
+from ostinato.server.prompting import render_prompt
 from ostinato.server.state import ServerState
 from ostinato.server.usage import Usage
 from ostinato.tenants.terms import ANTHROPIC_1H
@@ -62,20 +63,10 @@ class Kept:
         return {**usage, **loaded}
 
 
-class MarkedBody(ChatFields, Protocol):
-    """A conversation with marks."""
-
-    def breakpoints(self) -> list[Breakpoint]:
-        """Return the marks, in order."""
-
-    def conversation(self, number: int | None = None, /) -> list[Message]:
-        """Return messages for chat templates: all, or those before a mark."""
-
-
 async def measure(
     state: ServerState,
     prompt_context: Prompt,
-    body: MarkedBody,
+    body: ConversationBody,
     marks: Sequence[Breakpoint],
     tokens: TokenizedText,
     before: Sequence[Message] = (),

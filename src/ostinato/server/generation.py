@@ -2,73 +2,88 @@
 
 ::
 
-    body ─► open_call ─► check_room ─► add_prompt ─► respond ─► Answer.whole    one body
-                                                        └─────► Answer.take ... events
+    body ─► accept_fields ─► open_call ─► set_aside ─► render_chat ─► respond ─► Answer.whole
+                 └── 400         └── 400, 404, 429, 503                  └─────► Answer.take ...
+            ─────────────── open_chat, of a conversation ────────────
 """
 
 import uuid
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from ostinato.core.errors import RequestError
 from ostinato.engine.prompts.chat import sections_of
-from ostinato.engine.prompts.chat_turns import WrittenAnswer
+from ostinato.engine.prompts.chat_turns import RenderedChat, WrittenAnswer
 from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
-from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.engine.text.known_texts import TokenizedText
+from ostinato.protocol.chat import ChatBody
 from ostinato.protocol.conversation import Message
-from ostinato.protocol.volatile import Settled
+from ostinato.protocol.marks import Breakpoint
+from ostinato.protocol.messages import CountBody, MessagesBody
+from ostinato.protocol.responses import ResponsesBody
 from ostinato.server.access.callers import Caller
-from ostinato.server.answers.answer_parser import ParsedAnswer, parse_answer
+from ostinato.server.answers.answer_parser import (
+    AnswerParser,
+    ParsedAnswer,
+    Piece,
+    parse_answer,
+)
+from ostinato.server.answers.call_grammar import SampledBody, chat_params
 from ostinato.server.breakpoints import measure
-from ostinato.server.call import GenerateCall
+from ostinato.server.call import Covered, GenerateCall, sender
 from ostinato.server.errors import ApiError
-from ostinato.server.middleware.fields import show_report
+from ostinato.server.middleware.fields import accept_fields, set_aside, show_report
 from ostinato.server.next_prompts import offer_next
-from ostinato.server.prompting import AnswerReader, ChatFields, read_with, render_chat
-from ostinato.server.serving import serve
+from ostinato.server.prompting import AnswerReader, read_with, render_chat
+from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import Delta, Deltas, begin, until_gone
 
 OutputT = TypeVar("OutputT")
-BodyT = TypeVar("BodyT")
-
-
-class CallFields(Protocol):
-    """The fields of a body that its call to the engine depends on."""
-
-    model: str
-
-    @property
-    def model_fields_set(self) -> set[str]:
-        """The fields that the client gave."""
-
-    def call_settings(self) -> dict[str, Any]:
-        """Return the keywords of ``GenerateCall`` that clients set."""
+BodyT = TypeVar("BodyT", ChatBody, MessagesBody, ResponsesBody)
 
 
 def open_call(
-    state: ServerState, body: CallFields, endpoint: str, id_prefix: str, params: SamplingParams
+    state: ServerState,
+    caller: Caller,
+    body: SampledBody,
+    params: SamplingParams,
+    num_prompts: int = 1,
 ) -> GenerateCall:
-    """Return a call to the engine, without its prompt; what is not given is the model's default.
+    """Return a call to the engine, before any work on its prompt.
+
+    Args:
+        state: Server state.
+        caller: Its sender.
+        body: The body of its request.
+        params: Its sampling parameters; what the client did not give is the model's default.
+        num_prompts: How many prompts the request has.
 
     Raises:
-        ApiError: This server has no such model (404).
+        ApiError: This server has no such model (404), or no room for as many calls (400, 429, 503).
     """
-    return GenerateCall(
-        endpoint=endpoint,
-        adapter=adapter_of(state, body.model),
+    call = GenerateCall(
+        endpoint=body.dialect.path,
         params=state.llm.engine.defaults.fill(params, body.model_fields_set),
-        request_id=f"{id_prefix}{uuid.uuid4().hex}",
+        prompt=sender(
+            caller,
+            body.cache_salt,
+            adapter=adapter_of(state, body.model),
+            cache_read=body.cache.read,
+            cache_write=body.cache.write,
+            keep_tokens=body.keep_tokens,
+        ),
+        request_id=f"{body.id_prefix}{uuid.uuid4().hex}",
         **body.call_settings(),
     )
+    check_room(state, caller, [call] * num_prompts)
+    return call
 
 
 def adapter_of(state: ServerState, name: str) -> str:
@@ -101,8 +116,8 @@ class Conversation(Generic[BodyT]):
         body: The body of its request.
         call: The call to the engine, with the prompt.
         reader: How its answer is parsed.
-        prompt: Identifies the sender, and has the images.
-        tokens: The prompt's token ids; an image is one placeholder.
+        rendered: Its token ids, in which an image is one placeholder; where its answer is noted in
+            the ledger of turns; and what the ledger did to it.
         messages: What it was rendered from.
     """
 
@@ -111,14 +126,20 @@ class Conversation(Generic[BodyT]):
     body: BodyT
     call: GenerateCall
     reader: AnswerReader
-    prompt: Prompt
-    tokens: TokenizedText
+    rendered: RenderedChat
     messages: Sequence[Message]
 
     def sealed_name(self) -> str | None:
         """Return the name of the turn that is being written, for its client; None without one."""
-        turns, begun = self.state.llm.engine.prompts.turns, self.call.begun
+        turns, begun = self.state.llm.engine.prompts.turns, self.rendered.begun
         return None if turns is None or begun is None else turns.name(begun)
+
+    async def measure(
+        self, marks: Sequence[Breakpoint], before: Sequence[Message] = ()
+    ) -> list[Covered]:
+        """Return what each mark of the prompt covers; ``before`` precedes the body's messages."""
+        tokens = self.rendered.tokens
+        return await measure(self.state, self.call.prompt, self.body, marks, tokens, before)
 
     def note(self, output: CompletionOutput, answer: ParsedAnswer) -> None:
         """Note a complete continuation in the ledger of turns, before its client has all of it.
@@ -127,8 +148,8 @@ class Conversation(Generic[BodyT]):
         those with more calls than the request allows.
         """
         engine, call, reader = self.state.llm.engine, self.call, self.reader
-        turns, begun = engine.prompts.turns, call.begun
-        if turns is None or begun is None or not (call.cache_write and call.keep_tokens):
+        turns, begun, prompt = engine.prompts.turns, self.rendered.begun, call.prompt
+        if turns is None or begun is None or not (prompt.cache_write and prompt.keep_tokens):
             return
         if output.finish_reason not in ("stop", "length") or call.params.include_stop_str_in_output:
             return
@@ -152,32 +173,67 @@ class Conversation(Generic[BodyT]):
         turns.note(begun, written, output.index)
 
 
-async def add_prompt(
+async def open_chat(
+    request: Request,
     state: ServerState,
     caller: Caller,
-    body: Any,
-    call: GenerateCall,
-    settled: Settled,
-    opens_turn: bool = True,
-) -> Conversation[Any]:
-    """Render a settled conversation; choose how its answer is sampled and parsed.
+    body: BodyT,
+    before: Callable[[], Sequence[Message]] = tuple,
+) -> Conversation[BodyT]:
+    """Render a conversation; choose how its answer is sampled and parsed.
+
+    Args:
+        request: The request; its response will name what was ignored and set aside.
+        state: Server state.
+        caller: Its sender.
+        body: Its body.
+        before: Returns messages that precede those of the body; called once there is room.
 
     Raises:
+        ApiError: A field is refused (400), this server has no such model (404), or no room now
+            (429, 503) or ever (400).
         MissingTokenizer: The checkpoint has none.
         RequestError: The template refuses the conversation, or an image cannot be loaded.
     """
-    prompt, tokens = await render_chat(state, caller, body, settled.messages, call.adapter)
-    reader = await read_with(state, tokens, body.tool_use, opens_turn)
-    call = replace(
-        call,
-        params=reader.settle(call.params),
+    accept_fields(request, state, body)
+    call = open_call(state, caller, body, chat_params(body, state.formats))
+    messages = [*before(), *body.conversation()]
+    settled = await set_aside(request, state, call.prompt.cache_salt, messages)
+    messages, prompt = settled.messages, replace(call.prompt, keep_reasoning=body.keep_reasoning)
+    prompt, rendered = await render_chat(state, prompt, body, messages)
+    tokens, sections = rendered.tokens, sections_of(messages)
+    reader = await read_with(state, tokens, body.tool_use, body.add_generation_prompt)
+    prompt = replace(
+        prompt,
         token_ids=tokens,
-        images=prompt.images,
-        sections=settled.named(sections_of(settled.messages)),
-        begun=prompt.begun,
-        report=prompt.report,
+        known=tokens,
+        sections=settled.named(sections) if settled.changed else sections,
+        report=rendered.report,
     )
-    return Conversation(state, caller, body, call, reader, prompt, tokens, settled.messages)
+    call = replace(call, params=reader.settle(call.params), prompt=prompt)
+    show_report(request, rendered.report)
+    return Conversation(state, caller, body, call, reader, rendered, messages)
+
+
+async def count_prompt(
+    request: Request,
+    state: ServerState,
+    caller: Caller,
+    body: CountBody | ResponsesBody,
+    messages: Sequence[Message],
+) -> int:
+    """Count the tokens of a conversation's prompt, without running it; as ``open_chat``."""
+    accept_fields(request, state, body)
+    prompt = sender(
+        caller,
+        body.cache_salt,
+        adapter=adapter_of(state, body.model),
+        keep_tokens=body.keep_tokens,
+        keep_reasoning=body.keep_reasoning,
+    )
+    settled = await set_aside(request, state, prompt.cache_salt, messages)
+    prompt, rendered = await render_chat(state, prompt, body, settled.messages)
+    return state.llm.tokenizing.num_tokens(prompt.images, rendered.tokens.tokens)
 
 
 async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -> Conversation[Any]:
@@ -193,7 +249,7 @@ async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -
     if not (marks := chat.body.breakpoints()):
         return chat
     try:
-        kept = await measure(chat.state, chat.prompt, chat.body, marks, chat.tokens, before)
+        kept = await chat.measure(marks, before)
     except RequestError:
         return chat
     return replace(chat, call=replace(chat.call, kept=tuple(kept)))
@@ -213,14 +269,6 @@ class Answer(Protocol[OutputT]):
 
     async def whole(self) -> Mapping[str, Any]:
         """Return the complete response."""
-
-
-def respond_to_chat(
-    request: Request, answer: "ChatAnswer[Any]", is_streamed: bool
-) -> Awaitable[Response]:
-    """Run the answer to a conversation, and tell what the ledger of turns did; as ``respond``."""
-    show_report(request, answer.chat.prompt.report)
-    return respond(request, answer, is_streamed)
 
 
 async def respond(request: Request, answer: Answer[Any], is_streamed: bool) -> Response:
@@ -246,11 +294,31 @@ async def _events(answer: Answer[Any]) -> AsyncGenerator[bytes, None]:
 
 @dataclass(slots=True)
 class ChatAnswer(Generic[BodyT]):
-    """The answer to a conversation; each API gives its parts their shape."""
+    """The answer to a conversation; each API gives its parts their shape.
+
+    Attributes:
+        chat: The conversation.
+        last: The newest output; None before the first.
+        answers: What was parsed of each continuation so far.
+    """
 
     chat: Conversation[BodyT]
     last: RequestOutput | None = field(init=False, default=None)
+    answers: list[ParsedAnswer] = field(init=False)
+    _parsers: list[AnswerParser] = field(init=False)
     _deltas: Deltas = field(init=False, default_factory=Deltas)
+
+    def __post_init__(self) -> None:
+        """Parse each continuation by itself."""
+        self._parsers = [self.chat.reader.parser() for _ in range(self.chat.call.params.n)]
+        self.answers = [ParsedAnswer() for _ in self._parsers]
+
+    def read(self, delta: Delta) -> list[Piece]:
+        """Parse the new part of a continuation."""
+        pieces = self._parsers[delta.index].feed(delta.text, delta.is_last)
+        for piece in pieces:
+            self.answers[delta.index].add(piece)
+        return pieces
 
     def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """Yield the engine's outputs."""
@@ -266,7 +334,7 @@ class ChatAnswer(Generic[BodyT]):
         for delta in self._deltas.take(output):
             events += self.added(delta)
             if delta.is_last:  # noted before its client has all of it
-                self.chat.note(output.outputs[delta.index], self.parsed(delta.index))
+                self.chat.note(output.outputs[delta.index], self.answers[delta.index])
         if output.finished:
             self._prepare_next(output)
         return events
@@ -282,7 +350,7 @@ class ChatAnswer(Generic[BodyT]):
                 if output.finished:  # noted before the next prompt is prepared
                     whole = self.body_of(self._deltas.take(output))
                     for part in output.outputs:
-                        self.chat.note(part, self.parsed(part.index))
+                        self.chat.note(part, self.answers[part.index])
                     self._prepare_next(output)
         assert whole is not None, "a request ended without its last output"
         return whole
@@ -291,8 +359,8 @@ class ChatAnswer(Generic[BodyT]):
         """Prepare the prompt that follows the answer, beside the response."""
         chat = self.chat
         if chat.state.llm.prepares_next:
-            turn = chat.call, chat.reader, chat.prompt, chat.messages, last
-            chat.state.run_beside(offer_next(chat.state, cast(ChatFields, chat.body), *turn))
+            turn = chat.call, chat.reader, chat.messages, last
+            chat.state.run_beside(offer_next(chat.state, chat.body, *turn))
 
     async def computed(self, first: RequestOutput) -> None:
         """Note that the prompt is computed: its first output is there."""
@@ -300,10 +368,6 @@ class ChatAnswer(Generic[BodyT]):
     def opening(self) -> Iterable[bytes]:
         """Return the events before all others."""
         return ()
-
-    @abstractmethod
-    def parsed(self, index: int) -> ParsedAnswer:
-        """Return what was parsed of a continuation so far."""
 
     @abstractmethod
     def added(self, delta: Delta) -> Iterable[bytes]:

@@ -58,7 +58,14 @@ class HeldPrefixes:
             content.update(picture.digest)
         key = prompt_context.cache_salt, terms, content.digest()
         async with self._holding:
-            return await self._hold(key, replace(prompt_context, token_ids=tokens), num_cached)
+            prompt = Prompt(
+                token_ids=tokens,
+                cache_salt=prompt_context.cache_salt,
+                public_prefixes=prompt_context.public_prefixes,
+                adapter=prompt_context.adapter,
+                images=prompt_context.images,
+            )
+            return await self._hold(key, prompt, num_cached)
 
     async def _hold(self, key: _Key, prompt: Prompt, num_cached: int) -> LeaseReceipt:
         before = self._held.get(key)

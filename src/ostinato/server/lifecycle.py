@@ -126,7 +126,8 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, state: ServerState, announce: Callable[[str], None]) -> None:
         """Create a server that is not started."""
-        connections = Connections(state.config, raise_file_limit())
+        config = state.config
+        connections = Connections(config, raise_file_limit(), config.send_timeout_s)
         for name in ("uvicorn.error", "asyncio"):
             logging.getLogger(name).addFilter(LogLimit())
         protocol: Any = connections.protocol

@@ -8,13 +8,11 @@ result, while the tool runs; results that come within ``_LOOP_PAUSE_S`` find not
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from ostinato.core.errors import OstinatoError
 from ostinato.engine.prompts.next_prompt import known_head
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.engine.requests.prompts import Prompt
 from ostinato.protocol.conversation import Message, add_reasoning
 from ostinato.server.answers.answer_parser import parse_answer
 from ostinato.server.call import GenerateCall
@@ -32,7 +30,6 @@ async def offer_next(
     body: ChatFields,
     call: GenerateCall,
     reader: AnswerReader,
-    prompt_context: Prompt,
     messages: Sequence[Message],
     output: RequestOutput,
 ) -> None:
@@ -43,13 +40,12 @@ async def offer_next(
         body: Of the request: its tools and the variables of its template.
         call: The call that was answered.
         reader: How its answer is parsed.
-        prompt_context: Its sender.
         messages: The conversation up to the answer.
         output: The call's last output.
     """
     options = body.template()
     is_opened = options.get("add_generation_prompt", True)
-    is_plain = not call.images and len(output.outputs) == 1
+    is_plain = not call.prompt.images and len(output.outputs) == 1
     if not (is_plain and is_opened) or output.outputs[0].finish_reason != "stop":
         return
     answer = parse_answer(output.outputs[0].text, reader.parser())
@@ -60,12 +56,10 @@ async def offer_next(
             return
         message["tool_calls"] = answer.message()["tool_calls"]
     add_reasoning(message, answer.reasoning)
-    prompt_context = replace(prompt_context, adapter=call.adapter)
-    render = partial(
-        render_prompt, state, use=body.tool_use, prompt_context=prompt_context, **options
-    )
+    prompt = call.prompt
+    render = partial(render_prompt, state, use=body.tool_use, prompt_context=prompt, **options)
     try:
         tokens = await known_head(render, messages, message)
-        await state.llm.offer_next(call.request_id, prompt_context, tokens, answer.has_calls)
+        await state.llm.offer_next(call.request_id, prompt, tokens, answer.has_calls)
     except OstinatoError as error:  # the template refuses, or the server stops
         logger.debug("the next prompt of %s is not prepared: %s", call.request_id, error)

@@ -26,14 +26,11 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.errors import RequestError
-from ostinato.core.identity import derive_salt
 from ostinato.engine.grammar.thinking_budget import ThinkingBudget
 from ostinato.engine.prompts.chat_turns import RenderedChat
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.protocol.conversation import Message, ToolUse
-from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer
 from ostinato.server.state import ServerState
@@ -272,7 +269,6 @@ async def read_with(
 class ChatFields(Protocol):
     """The fields of a body that its prompt depends on, besides the conversation."""
 
-    cache_salt: str
     keep_tokens: bool
     keep_reasoning: KeepReasoning | None
 
@@ -285,17 +281,18 @@ class ChatFields(Protocol):
 
 
 async def render_chat(
-    state: ServerState,
-    caller: Caller,
-    body: ChatFields,
-    messages: Sequence[Message],
-    adapter: str = "",
-) -> tuple[Prompt, TokenizedText]:
+    state: ServerState, prompt_context: Prompt, body: ChatFields, messages: Sequence[Message]
+) -> tuple[Prompt, RenderedChat]:
     """Load the images of a conversation in OpenAI's format, and render it as token ids.
 
+    Args:
+        state: Server state.
+        prompt_context: The prompt's sender.
+        body: Its tools, and the options of its template.
+        messages: The conversation.
+
     Returns:
-        A prompt that identifies the sender, and has the images and what the ledger of turns did;
-        and the token ids.
+        The sender's prompt with its images, and its token ids.
 
     Raises:
         MissingTokenizer: The checkpoint has none.
@@ -304,13 +301,10 @@ async def render_chat(
     """
     options = body.template()
     _check_variables(options)
-    prompt_context = sender(caller, body.cache_salt, body.keep_tokens)
     messages, images = await state.llm.tokenizing.load_images(messages, prompt_context.cache_salt)
-    prompt_context = replace(
-        prompt_context, images=images, adapter=adapter, keep_reasoning=body.keep_reasoning
-    )
+    prompt_context = replace(prompt_context, images=images)
     chat = await render_prompt(state, messages, body.tool_use, prompt_context, **options)
-    return replace(prompt_context, begun=chat.begun, report=chat.report), chat.tokens
+    return prompt_context, chat
 
 
 def _check_variables(options: Mapping[str, Any]) -> None:
@@ -359,13 +353,4 @@ def render_prompt(
     options.setdefault("add_generation_prompt", True)
     return state.llm.tokenizing.render(
         prompt_context, messages, tools=described, history=history, **options
-    )
-
-
-def sender(caller: Caller, cache_salt: str = "", keep_tokens: bool = True) -> Prompt:
-    """Return a prompt that identifies its sender."""
-    return Prompt(
-        cache_salt=derive_salt(caller.salt, cache_salt),
-        public_prefixes=tuple(caller.public_prefixes),
-        keep_tokens=keep_tokens,
     )

@@ -8,15 +8,14 @@ full.
 Responses are kept as JSON, in pieces: large fields of a body, such as a list of tools, messages and
 input items. Equal pieces of one tenant are kept once::
 
-    response ──► digests ──► tools                  one list of tools
-    response ──► digests ──►   ┴  messages ...      the messages of the turns before
+    response ──► tools                  one list of tools
+    response ──►   ┴  messages ...      the messages of the turns before
 """
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
 from ostinato.core.identity import is_salt_of
@@ -46,17 +45,9 @@ class StoredResponse:
     inputs: tuple[dict[str, Any], ...]
 
 
-@dataclass(slots=True)
-class _Piece:
-    """A JSON value, and the number of times that responses refer to it."""
-
-    content: bytes
-    num_references: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A response as digests of its pieces; ``small`` are the small fields of its body, as JSON."""
+    """A response in pieces of JSON; ``small`` are the small fields of its body."""
 
     salt: str
     small: bytes
@@ -64,17 +55,14 @@ class _Entry:
     messages: tuple[bytes, ...]
     inputs: tuple[bytes, ...]
 
-    @property
-    def pieces(self) -> tuple[bytes, ...]:
-        return (*self.fields.values(), *self.messages, *self.inputs)
-
 
 @dataclass(slots=True)
 class _Tenant:
-    """The responses of one tenant, the oldest first, and their pieces by digest."""
+    """The responses of one tenant, the oldest first, and how often they refer to each piece."""
 
     entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
-    pieces: dict[bytes, _Piece] = field(default_factory=dict)
+    num_references: Counter[bytes] = field(default_factory=Counter)
+    interned: dict[bytes, bytes] = field(default_factory=dict)
     num_bytes: int = 0
 
     def add(self, response: StoredResponse) -> None:
@@ -97,35 +85,28 @@ class _Tenant:
 
     def read(self, response_id: str) -> StoredResponse:
         entry = self.entries[response_id]
-        fields = {name: self._value(digest) for name, digest in entry.fields.items()}
+        fields = {name: _decoded(content) for name, content in entry.fields.items()}
         return StoredResponse(
             entry.salt,
             {**_decoded(entry.small), **fields},
-            tuple(map(self._value, entry.messages)),
-            tuple(map(self._value, entry.inputs)),
+            tuple(map(_decoded, entry.messages)),
+            tuple(map(_decoded, entry.inputs)),
         )
 
     def remove(self, response_id: str) -> None:
         entry = self.entries.pop(response_id)
         self.num_bytes -= len(entry.small)
-        for digest in entry.pieces:
-            piece = self.pieces[digest]
-            piece.num_references -= 1
-            if not piece.num_references:
-                self.num_bytes -= len(piece.content)
-                del self.pieces[digest]
+        for content in (*entry.fields.values(), *entry.messages, *entry.inputs):
+            self.num_references[content] -= 1
+            if not self.num_references[content]:
+                self.num_bytes -= len(content)
+                del self.num_references[content], self.interned[content]
 
     def _hold(self, content: bytes) -> bytes:
-        digest = blake2b(content, digest_size=32).digest()
-        piece = self.pieces.get(digest)
-        if piece is None:
-            piece = self.pieces[digest] = _Piece(content)
+        if content not in self.num_references:
             self.num_bytes += len(content)
-        piece.num_references += 1
-        return digest
-
-    def _value(self, digest: bytes) -> Any:
-        return _decoded(self.pieces[digest].content)
+        self.num_references[content] += 1
+        return self.interned.setdefault(content, content)
 
 
 class ResponseStore:

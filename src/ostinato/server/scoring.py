@@ -18,25 +18,23 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from ostinato.core.identity import derive_salt
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt, whole_characters
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.scoring.pooling_params import PoolingParams
 from ostinato.engine.scoring.scorer import Scorer
 from ostinato.errors import naming
-from ostinato.protocol.body import OpenBody
 from ostinato.protocol.chat import ChatMessage
-from ostinato.protocol.dialects import Dialect
+from ostinato.protocol.dialects import ApiBody
 from ostinato.protocol.sampling import CACHE_SALT, CacheUse, ShortText
 from ostinato.server.access.callers import Caller
-from ostinato.server.call import GenerateCall
+from ostinato.server.call import GenerateCall, sender
 from ostinato.server.errors import ApiError
 from ostinato.server.generation import adapter_of
 from ostinato.server.middleware.fields import accept_fields
@@ -52,13 +50,9 @@ MAX_WINDOW = 128
 ACTIVATION: Any = Field(default=True, description="False gives logits.")
 
 
-class ScoringFields(OpenBody):
+class ScoringFields(ApiBody):
     """What all of these requests have; ranges are checked by ``PoolingParams``."""
 
-    dialect: ClassVar[Dialect]
-    id_prefix: ClassVar[str]
-
-    model: str
     user: ShortText | None = Field(default=None, description="The client's end user, for records.")
     truncate_prompt_tokens: int | None = Field(
         default=None,
@@ -115,12 +109,6 @@ class ScoringCall:
         """Turns texts into prompts."""
         return self.state.llm.engine.scorer
 
-    def prompt_of(self, text: str | list[int]) -> Prompt:
-        """Return the sender's prompt of a text or of token ids."""
-        if isinstance(text, str):
-            return replace(self.prompt_context, text=text)
-        return replace(self.prompt_context, token_ids=text)
-
     async def conversation(self, body: ChatFields, messages: Sequence[ChatMessage]) -> Prompt:
         """Return the sender's prompt of a conversation, with its images.
 
@@ -129,9 +117,12 @@ class ScoringCall:
             RequestError: The template refuses it, or an image cannot be loaded.
         """
         check_room(self.state, self.caller, [self._call(0, Prompt(), SamplingParams())])
-        rendered, adapter = [each.rendered() for each in messages], self.prompt_context.adapter
-        prompt, ids = await render_chat(self.state, self.caller, body, rendered, adapter)
-        return replace(self.prompt_context, token_ids=ids, images=prompt.images)
+        prompt_context = replace(
+            self.prompt_context, keep_tokens=body.keep_tokens, keep_reasoning=body.keep_reasoning
+        )
+        rendered = [each.rendered() for each in messages]
+        prompt, chat = await render_chat(self.state, prompt_context, body, rendered)
+        return replace(self.prompt_context, token_ids=chat.tokens, images=prompt.images)
 
     async def run(
         self,
@@ -212,12 +203,7 @@ class ScoringCall:
         return GenerateCall(
             endpoint=self.endpoint,
             params=params,
-            token_ids=prompt.token_ids,
-            images=prompt.images,
-            adapter=prompt.adapter,
-            cache_salt=self.body.cache_salt,
-            cache_read=self.body.cache.read,
-            cache_write=self.body.cache.write,
+            prompt=prompt,
             priority=self.body.priority,
             user=self.body.user,
             request_id=f"{self.request_id}-{number}",
@@ -264,7 +250,7 @@ async def answer(
     Raises:
         ApiError: It is refused (400, 404, 429), failed, or the client disconnected (499).
     """
-    accept_fields(request, state, body.dialect, body)
+    accept_fields(request, state, body)
     for name, texts in body.texts_by_field.items():
         check_texts(state, name, texts)
     call = ScoringCall(
@@ -274,9 +260,12 @@ async def answer(
         body.pooling_params,
         request.scope["route"].path,
         f"{body.id_prefix}{uuid.uuid4().hex}",
-        Prompt(
-            cache_salt=derive_salt(caller.salt, body.cache_salt),
+        sender(
+            caller,
+            body.cache_salt,
             adapter=adapter_of(state, body.model),
+            cache_read=body.cache.read,
+            cache_write=body.cache.write,
         ),
     )
     content = await until_gone(request, work(call, body))

@@ -1,7 +1,7 @@
 """Runs completions: limits, leases, observers.
 
-One function for all APIs: bounds the queue, enforces the caller's limits, derives the salt, runs
-the request, leases its prompt on request, and notifies observers::
+One function for all APIs: bounds the queue, enforces the caller's limits, runs the request, leases
+its prompt on request, and notifies observers::
 
     route ─► serve ─► hold_places ─► AsyncLLM.generate ─► (lease) ─► outputs
                           └── 429, 503      └── 400          └── 500, 503
@@ -20,7 +20,6 @@ from ostinato.server.errors import ApiError, api_error, stopping
 from ostinato.server.held_prefixes import hold_all
 from ostinato.server.state import ServerState
 from ostinato.server.telemetry.observer import ServedRequest
-from ostinato.tenants.terms import LeaseTerms
 
 
 @contextmanager
@@ -64,7 +63,7 @@ async def serve(
     Effects: closing the generator early cancels the request and frees its blocks.
     """
     with nullcontext() if is_held else hold_places(state, caller, [call]):
-        prompt, priority = call.prompt(caller), caller.priority_of(call.priority)
+        prompt, priority = call.prompt, caller.priority_of(call.priority)
         record = ServedRequest(call.request_id, call, caller, prompt.cache_salt, time.monotonic())
         try:
             for observer in state.observers:
@@ -174,26 +173,18 @@ def _note_refusal(
 
 async def _begin(state: ServerState, record: ServedRequest, output: RequestOutput) -> None:
     """Lease a prompt once it is computed, charge for it, and notify observers."""
-    if record.call.kept:
-        prompt_context, held = record.call.sender(record.caller), state.held_prefixes
-        lengths = [n async for _, n in hold_all(held, prompt_context, record.call.kept, output)]
-        record.call.num_retained_tokens.append(max(lengths, default=0))
-    if record.call.retention is not None:
-        await _keep(state, record, record.call.retention, output)
+    call, held = record.call, state.held_prefixes
+    if call.kept:
+        lengths = [n async for _, n in hold_all(held, call.prompt, call.kept, output)]
+        call.num_retained_tokens.append(max(lengths, default=0))
+    if call.retention is not None:  # repeated requests share one lease
+        record.lease = await held.hold(
+            call.prompt, output.prompt_token_ids, call.retention, output.num_cached_tokens
+        )
+        call.num_retained_tokens[:] = [record.lease.num_tokens]  # it covers those of marks
     state.rate_limit.charge(record.caller, len(output.prompt_token_ids))
     for observer in state.observers:
         observer.first_token(record)
-
-
-async def _keep(
-    state: ServerState, record: ServedRequest, terms: LeaseTerms, output: RequestOutput
-) -> None:
-    """Lease a prompt that was just computed; repeated requests share one lease."""
-    prompt_context = record.call.sender(record.caller)
-    record.lease = await state.held_prefixes.hold(
-        prompt_context, output.prompt_token_ids, terms, output.num_cached_tokens
-    )
-    record.call.num_retained_tokens[:] = [record.lease.num_tokens]  # it covers those of marks
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

@@ -118,11 +118,6 @@ class FleetConfig(ListenerConfig):
     """Seconds without a byte from a worker, or without a byte accepted by a client, after which it
     is given up."""
 
-    @property
-    def send_timeout_s(self) -> float:
-        """Time limit for a client to take a part of its response."""
-        return self.silence_timeout_s
-
     def __post_init__(self) -> None:
         """Raise ConfigError if a setting is out of range, or two contradict each other."""
         ListenerConfig.__post_init__(self)  # super() does not know a class with slots

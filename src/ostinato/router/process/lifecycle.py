@@ -71,7 +71,7 @@ async def start(app: FleetApp) -> web.AppRunner:
     await runner.setup()
     config = app.config
     # A request needs a second descriptor, for its worker.
-    connections = Connections(config, raise_file_limit() // 2)
+    connections = Connections(config, raise_file_limit() // 2, config.silence_timeout_s)
     try:
         await GuardedSite(runner, config.host, config.port, connections).start()
     except OSError as error:

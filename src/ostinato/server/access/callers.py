@@ -105,7 +105,11 @@ class AnyCaller:
 
 
 class KeyedCallers:
-    """Authenticates callers by the keys file."""
+    """Authenticates callers by the keys file.
+
+    Attributes:
+        keys: The file as it was read last.
+    """
 
     def __init__(self, path: str | Path) -> None:
         """Read the file.
@@ -114,13 +118,8 @@ class KeyedCallers:
             ConfigError: It cannot be read, or is not a keys file.
         """
         self._path = path
-        self._keys = read_keys(path)
-        self._names = _names(self._keys)
-
-    @property
-    def keys(self) -> KeysFile:
-        """The file as it was read last."""
-        return self._keys
+        self.keys = read_keys(path)
+        self._names = _names(self.keys)
 
     def reload(self) -> None:
         """Reload the file; running requests keep their permissions.
@@ -130,12 +129,12 @@ class KeyedCallers:
                 guarantee or a quota. Then the old keys stay in force.
         """
         keys = read_keys(self._path)
-        if keys.secret != self._keys.secret or keys.tenant_shares() != self._keys.tenant_shares():
+        if keys.secret != self.keys.secret or keys.tenant_shares() != self.keys.tenant_shares():
             raise ConfigError(
                 f"keys file {str(self._path)!r} changes the secret, a guarantee or a quota: blocks "
                 "are shared out when the engine starts, so restart the server for that"
             )
-        self._keys, self._names = keys, _names(keys)
+        self.keys, self._names = keys, _names(keys)
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """Return the caller of the key that was sent.
@@ -146,7 +145,7 @@ class KeyedCallers:
         key = _key_in(headers)
         if not key:
             raise _unauthorized("no API key was sent: send 'Authorization: Bearer KEY'")
-        tenant = self._keys.owner_of(key)
+        tenant = self.keys.owner_of(key)
         if tenant is None:
             raise _unauthorized("the API key that was sent is not known to this server")
         return self.named(tenant)
@@ -157,7 +156,7 @@ class KeyedCallers:
         Raises:
             ApiError: The file has none of that name (404).
         """
-        entry = self._keys.tenants.get(tenant)
+        entry = self.keys.tenants.get(tenant)
         if entry is None:
             raise ApiError(
                 404,
@@ -167,7 +166,7 @@ class KeyedCallers:
             )
         return Caller(
             tenant=tenant,
-            salt=self._keys.salt_of(tenant),
+            salt=self.keys.salt_of(tenant),
             priority=entry.priority,
             may_go_first=entry.administers,
             may_administer=entry.administers,

@@ -29,6 +29,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ostinato.server.access.unread_output import CONNECTION
+from ostinato.server.config import ListenerConfig
 from ostinato.server.errors import ApiError, body_in_pieces, response_of
 
 _FREE_PIECES, _MIN_PIECE_BYTES = 1024, 256
@@ -94,26 +95,6 @@ _MIN_SENT_BYTES = 16384
 """Bytes that a client must take in ``send_timeout_s``, where as many wait."""
 
 
-class ConnectionLimits(Protocol):
-    """The settings of a server or a router that limit connections."""
-
-    @property
-    def max_connections(self) -> int:
-        """Maximum number of connections."""
-
-    @property
-    def max_connections_per_address(self) -> int:
-        """Maximum number of connections of one address."""
-
-    @property
-    def header_timeout_s(self) -> float:
-        """Time limit for a request's head."""
-
-    @property
-    def send_timeout_s(self) -> float:
-        """Time limit for a client to take a part of its response."""
-
-
 class Connection(Protocol):
     """A client's connection."""
 
@@ -128,16 +109,16 @@ class Connections:
 
     Attributes:
         max_per_address: Maximum number of connections of one address.
-        most: Maximum number of connections.
+        limit: Maximum number of connections.
         header_timeout_s: Time limit for a request's head, from connecting or its first byte.
         send_timeout_s: Time limit for a client to take a part of its response.
     """
 
-    def __init__(self, config: ConnectionLimits, limit: int) -> None:
+    def __init__(self, config: ListenerConfig, limit: int, send_timeout_s: float) -> None:
         """Start without connections; file descriptors may lower ``limit``."""
         self.max_per_address = config.max_connections_per_address
         self.limit = min(config.max_connections, limit)
-        self.header_timeout_s, self.send_timeout_s = config.header_timeout_s, config.send_timeout_s
+        self.header_timeout_s, self.send_timeout_s = config.header_timeout_s, send_timeout_s
         self._waiting: dict[Connection, None] = {}  # in order of waiting time, longest first
         self._open: Counter[str] = Counter()
 

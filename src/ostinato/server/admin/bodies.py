@@ -1,12 +1,13 @@
 """Request bodies."""
 
+from dataclasses import replace
+
 from pydantic import Field, model_validator
 
-from ostinato.core.identity import derive_salt
-from ostinato.engine.requests.prompts import Prompt, PromptDict, TokenIds
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.protocol.body import Body, Items
 from ostinato.protocol.chat import ChatMessage
-from ostinato.server.prompting import sender
+from ostinato.server.call import sender
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import LeaseTerms
 
@@ -31,35 +32,32 @@ class PrefixBody(TenantBody):
             raise ValueError("give one of prompt and messages")
         return self
 
-    async def token_ids(self, state: ServerState, prompt_context: Prompt | None = None) -> TokenIds:
-        """Return its token ids, as a request of that sender would have them.
+    async def prompt_of(self, state: ServerState, prompt_context: Prompt) -> Prompt:
+        """Return the engine's prompt, as a request of that sender would have it.
 
         Raises:
             OstinatoError: The model has no tokenizer or template, or the template refuses.
         """
         if self.messages is not None:
             chat = await state.llm.tokenizing.render(
-                prompt_context or Prompt(),
+                prompt_context,
                 [message.rendered() for message in self.messages],
                 add_generation_prompt=self.add_generation_prompt,
             )
-            return chat.tokens
-        if isinstance(self.prompt, str):
-            return await state.llm.encode(self.prompt, prompt_context=prompt_context or Prompt())
-        return self.prompt or []
+            return replace(prompt_context, token_ids=chat.tokens, known=chat.tokens)
+        content = self.prompt or []
+        if isinstance(content, str):
+            content = await state.llm.encode(content, prompt_context=prompt_context)
+        return replace(prompt_context, token_ids=content)
 
-    async def as_prompt(self, state: ServerState) -> PromptDict:
+    async def as_prompt(self, state: ServerState) -> Prompt:
         """Return the engine's prompt, for its tenant.
 
         Raises:
             ApiError: There is no such tenant (404).
         """
         caller = state.callers.named(self.tenant)
-        return PromptDict(
-            prompt_token_ids=await self.token_ids(state, sender(caller, self.cache_salt)),
-            cache_salt=derive_salt(caller.salt, self.cache_salt),
-            public_prefixes=caller.public_prefixes,
-        )
+        return await self.prompt_of(state, sender(caller, self.cache_salt))
 
 
 class LeaseBody(PrefixBody):

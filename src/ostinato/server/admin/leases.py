@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from ostinato.engine.prompts.public_prefixes import public_name
-from ostinato.engine.requests.prompts import PromptDict
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.server.access.callers import ADMIN_ONLY
 from ostinato.server.admin.bodies import LeaseBody, PrefixBody, UnpublishBody
 from ostinato.server.admin.prewarming import prewarm
@@ -83,8 +83,7 @@ async def publish(name: str, body: PrefixBody, state: StateDep) -> dict[str, Any
         raise ApiError(
             400, "a public prefix has no owner: leave out tenant and cache_salt", param="tenant"
         )
-    prompt = PromptDict(prompt_token_ids=await body.token_ids(state))
-    receipt = await state.llm.publish(name, prompt)
+    receipt = await state.llm.publish(name, await body.prompt_of(state, Prompt()))
     if receipt.status is not LeaseStatus.ACCEPTED:
         raise ApiError(409, f"it is not published: {receipt.reason}", code="does_not_fit")
     return {"name": name, "num_tokens": receipt.num_tokens}

@@ -6,13 +6,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ostinato.core.errors import ConfigError, OstinatoError
-from ostinato.engine.requests.prompts import PromptDict
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.access.callers import NO_LIMITS
 from ostinato.server.admin.bodies import PrefixBody, PrewarmLine
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
-from ostinato.server.prompting import sender
 from ostinato.server.serving import last_output, serve
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import LeaseStatus
@@ -33,8 +32,7 @@ async def prewarm(state: ServerState, body: PrefixBody) -> dict[str, int]:
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=SamplingParams(max_tokens=1, detokenize=False),
-        token_ids=await body.token_ids(state, sender(caller, body.cache_salt)),
-        cache_salt=body.cache_salt,
+        prompt=await body.as_prompt(state),
     )
     last = await last_output(serve(state, caller, call))
     num_tokens, cached = len(last.prompt_token_ids), last.num_cached_tokens
@@ -91,8 +89,7 @@ async def prewarm_all(state: ServerState, lines: list[PrewarmLine]) -> int:
 
 async def _prewarm_one(state: ServerState, line: PrewarmLine) -> int:
     if line.publish is not None:
-        tokens = await line.token_ids(state)
-        receipt = await state.llm.publish(line.publish, PromptDict(prompt_token_ids=tokens))
+        receipt = await state.llm.publish(line.publish, await line.prompt_of(state, Prompt()))
     else:
         num_tokens = (await prewarm(state, line))["num_tokens"]
         if not line.pin and line.ttl_s is None:

@@ -4,15 +4,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from ostinato.engine.grammar.grammar import JSON_WHITE_SPACE
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.engine.grammar.thinking_budget import ThinkingBudget
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.errors import InvalidSamplingParams
+from ostinato.protocol.chat import ChatBody
+from ostinato.protocol.completions import CompletionBody
 from ostinato.protocol.conversation import Tool, ToolUse
-from ostinato.protocol.sampling import Form
+from ostinato.protocol.messages import MessagesBody
+from ostinato.protocol.responses import ResponsesBody
 from ostinato.protocol.schemas import closed
 from ostinato.server.answers.answer_formats import AnswerFormats
 
@@ -23,31 +26,11 @@ _SPACING = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
 """Options for ``llguidance``, as in structured outputs."""
 
 
-class SampledBody(Protocol):
-    """A request body that says how its answer is sampled."""
+ConversationBody = ChatBody | MessagesBody | ResponsesBody
+"""A body with tools, whose answers may have a format."""
 
-    def sampler(self) -> dict[str, Any]:
-        """Return the keywords of ``SamplingParams``."""
-
-    def form(self) -> Form | None:
-        """Return the structured output of the whole answer."""
-
-
-class ChatBody(SampledBody, Protocol):
-    """A body with tools, whose answers may have a format."""
-
-    ANSWER_FIELD: ClassVar[str]
-    BUDGET_IS_HINT: ClassVar[bool]
-
-    def thinking_tokens(self) -> int | None:
-        """Return how many tokens of reasoning are allowed; None for any number."""
-
-    def answer_form(self) -> Form | None:
-        """Return the format of an answer without calls."""
-
-    @property
-    def tool_use(self) -> ToolUse:
-        """Return which tools may be called, and how."""
+SampledBody = CompletionBody | ConversationBody
+"""A body that says how its answer is sampled."""
 
 
 def sampling_params(body: SampledBody) -> SamplingParams:
@@ -56,17 +39,20 @@ def sampling_params(body: SampledBody) -> SamplingParams:
     Raises:
         InvalidSamplingParams: A value is out of range.
     """
-    return SamplingParams(**body.sampler(), structured_outputs=_structured(body.form()))
+    form = body.form()
+    structured = None if form is None else StructuredOutputs(**form)
+    return SamplingParams(**body.sampler(), structured_outputs=structured)
 
 
-def chat_params(body: ChatBody, formats: AnswerFormats) -> SamplingParams:
+def chat_params(body: ConversationBody, formats: AnswerFormats) -> SamplingParams:
     """Return the sampling parameters of a chat; calls are written in the model's format.
 
     Raises:
         InvalidSamplingParams: A value is out of range.
         RequestError: The tools contradict each other.
     """
-    params, answer = sampling_params(body), _structured(body.answer_form())
+    params, form = sampling_params(body), body.answer_form()
+    answer = None if form is None else StructuredOutputs(**form)
     if (num_tokens := body.thinking_tokens()) is not None:
         params = bound_thinking(params, num_tokens, formats, body.BUDGET_IS_HINT)
     return constrain(params, answer, body.tool_use, formats, body.ANSWER_FIELD)
@@ -100,10 +86,6 @@ def bound_thinking(
     return replace(params, thinking_budget=budget)
 
 
-def _structured(form: Form | None) -> StructuredOutputs | None:
-    return None if form is None else StructuredOutputs(**form)
-
-
 def constrain(
     params: SamplingParams,
     answer: StructuredOutputs | None,
@@ -125,7 +107,7 @@ def constrain(
     """
     form = params.structured_outputs  # of the whole answer, including calls
     if form is None:
-        form = _form_of(answer, use, formats)
+        form = _form_of(answer, use, formats) if use.may_call else answer
     elif answer is not None or use.choice == "required":
         raise InvalidSamplingParams(
             f"structured_outputs constrains the whole answer: leave out {field}, and leave "
@@ -133,25 +115,19 @@ def constrain(
         )
     if use.tools and use.choice == "none" and form is None and formats.tools.opens:
         params = replace(params, bad_words=(*params.bad_words, formats.tools.opens))
-    stops = _stops(use, formats)
-    if form is params.structured_outputs and not stops:
+    stop = params.stop
+    if formats.tools.closes and use.tools and not use.is_parallel and use.choice == "auto":
+        stop = (*stop, formats.tools.closes)  # no second call may follow
+    if form is params.structured_outputs and stop is params.stop:
         return params  # unchanged, and checked already
-    return replace(params, structured_outputs=form, stop=(*params.stop, *stops))
-
-
-def _stops(use: ToolUse, formats: AnswerFormats) -> tuple[str, ...]:
-    """Return strings that end the text because no second call may follow."""
-    is_single = use.tools and not use.is_parallel and use.choice == "auto"
-    return (formats.tools.closes,) if is_single and formats.tools.closes else ()
+    return replace(params, structured_outputs=form, stop=stop)
 
 
 def _form_of(
     answer: StructuredOutputs | None, use: ToolUse, formats: AnswerFormats
 ) -> StructuredOutputs | None:
-    """Return the structured output that an answer must follow, if any."""
+    """Return the structured output that an answer with calls must follow, if any."""
     is_framed = formats.reasoning is not None and bool(formats.reasoning.frames)
-    if not use.may_call:
-        return answer
     if use.choice == "auto" and is_framed:
         return answer  # calls stand outside of the answer's text
     if use.choice == "auto" and answer is None and not any(t.is_strict for t in use.tools):

@@ -13,14 +13,11 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 
-from ostinato.core.identity import derive_salt
 from ostinato.engine.ledger.continuation import TurnReport
 from ostinato.protocol.conversation import Message
-from ostinato.protocol.dialects import Dialect, unused_fields
+from ostinato.protocol.dialects import ApiBody, unused_fields
 from ostinato.protocol.volatile import Settled
-from ostinato.server.access.callers import Caller
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
 
@@ -35,26 +32,14 @@ _MAX_NAME_CHARS = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
 
-def accept_fields(
-    request: Request,
-    state: ServerState,
-    dialect: Dialect,
-    body: BaseModel,
-    left_out: Sequence[str] = (),
-) -> None:
-    """Decide about the fields of a body that are not obeyed.
-
-    Args:
-        request: The request; its response will name what is ignored.
-        state: Server state.
-        dialect: The API.
-        body: The parsed body.
-        left_out: Places of parts that are understood and not added to the prompt.
+def accept_fields(request: Request, state: ServerState, body: ApiBody) -> None:
+    """Decide about the fields of a body that are not obeyed; the response will name those ignored.
 
     Raises:
         ApiError: A field would change the answer, or ``strict_fields`` is set and one is unknown.
     """
-    fields = unused_fields(dialect, body, left_out)
+    left_out = body.left_out()
+    fields = unused_fields(body, left_out)
     for place, instead in fields.refused:
         raise ApiError(
             400,
@@ -74,7 +59,7 @@ def accept_fields(
         )
     ignored = [*map(_shown, fields.unknown), *left_out]
     if ignored:
-        request.app.state.metrics.ignored_fields(dialect.path, len(ignored))
+        request.app.state.metrics.ignored_fields(body.dialect.path, len(ignored))
         request.state.ignored_fields = ignored
 
 
@@ -96,25 +81,19 @@ def show_report(request: Request, report: TurnReport | None) -> None:
 
 
 async def set_aside(
-    request: Request,
-    state: ServerState,
-    caller: Caller,
-    cache_salt: str,
-    messages: Sequence[Message],
+    request: Request, state: ServerState, salt: str, messages: Sequence[Message]
 ) -> Settled:
     """Replace what rules name in a conversation; the response will name the rules.
 
     Args:
         request: The request.
         state: Server state.
-        caller: With whose turn the work is done.
-        cache_salt: The request's own.
+        salt: Of the tenant with whose turn the work is done.
         messages: For chat templates.
     """
     stabiliser = state.stabiliser
-    if not stabiliser.reads(messages):
-        return Settled([*messages])
-    salt = derive_salt(caller.salt, cache_salt)
+    if stabiliser.roles.isdisjoint([message["role"] for message in messages]):
+        return Settled([*messages])  # no rule reads any of them
     settled = await state.llm.tokenizing.run(lambda: stabiliser.settle(messages), salt)
     request.app.state.metrics.set_aside(settled.counts, settled.late)
     request.state.set_aside = list(settled.counts)

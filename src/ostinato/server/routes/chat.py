@@ -20,11 +20,9 @@ from ostinato.protocol.answers import (
     UsageBody,
 )
 from ostinato.protocol.chat import ChatBody
-from ostinato.protocol.dialects import CHAT
 from ostinato.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.answers.answer_parser import (
-    AnswerParser,
     ArgumentsPiece,
     CallStart,
     ParsedAnswer,
@@ -33,35 +31,20 @@ from ostinato.server.answers.answer_parser import (
     TextPiece,
     ToolCall,
 )
-from ostinato.server.answers.call_grammar import chat_params
-from ostinato.server.generation import (
-    ChatAnswer,
-    add_prompt,
-    lease_marks,
-    open_call,
-    respond_to_chat,
-)
-from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
-from ostinato.server.serving import check_room
+from ostinato.server.generation import ChatAnswer, lease_marks, open_chat, respond
+from ostinato.server.middleware.fields import DialectRoute
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import DONE, Delta, event
 from ostinato.server.usage import Usage
 
-ENDPOINT = "/v1/chat/completions"
-
 router = APIRouter(tags=["chat"], route_class=DialectRoute)
 
 
-@router.post(ENDPOINT, response_model=ChatCompletion)
+@router.post(ChatBody.dialect.path, response_model=ChatCompletion)
 async def chat(body: ChatBody, request: Request, state: StateDep, caller: CallerDep) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    accept_fields(request, state, CHAT, body, body.left_out())
-    call = open_call(state, body, ENDPOINT, "chatcmpl-", chat_params(body, state.formats))
-    check_room(state, caller, [call])  # before any work on the prompt
-    settled = await set_aside(request, state, caller, body.cache_salt, body.conversation())
-    chat = await add_prompt(state, caller, body, call, settled, body.add_generation_prompt)
-    chat = await lease_marks(chat)
-    return await respond_to_chat(request, OpenAIAnswer(chat), body.stream)
+    chat = await lease_marks(await open_chat(request, state, caller, body))
+    return await respond(request, OpenAIAnswer(chat), body.stream)
 
 
 @dataclass(slots=True)
@@ -69,27 +52,20 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
     """The answer as chat completions; each streamed choice begins with its role."""
 
     created: int = field(default_factory=lambda: int(time.time()))
-    _parsers: list[AnswerParser] = field(init=False)
-    _answers: list[ParsedAnswer] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Parse each continuation by itself."""
-        self._parsers = [self.chat.reader.parser() for _ in range(self.chat.body.n)]
-        self._answers = [ParsedAnswer() for _ in self._parsers]
 
     def body_of(self, parts: Sequence[Delta]) -> ChatCompletion:
         """Return the complete response."""
         body, last = self.chat.body, self.last
         assert last is not None
         for part in parts:
-            self._read(part)
+            self.read(part)
         whole = ChatCompletion(
             id=self.chat.call.request_id,
             object="chat.completion",
             created=self.created,
             model=body.model,
             system_fingerprint=self.chat.state.fingerprint,
-            choices=[self._choice(*pair) for pair in zip(parts, self._answers, strict=True)],
+            choices=[self._choice(*pair) for pair in zip(parts, self.answers, strict=True)],
             usage=self._usage(last),
         )
         if body.return_token_ids:
@@ -98,14 +74,9 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
             whole["prompt_logprobs"] = prompt_logprobs(last.prompt_logprobs)
         return whole
 
-    def parsed(self, index: int) -> ParsedAnswer:
-        """Return what was parsed of a choice so far."""
-        return self._answers[index]
-
     def added(self, delta: Delta) -> Iterable[bytes]:
         """Return the chunks of the new part of a choice."""
-        pieces = self._read(delta)
-        chunks = [*self._chunks(delta, pieces, self._answers[delta.index].has_calls)]
+        chunks = [*self._chunks(delta, self.read(delta))]
         if self.chat.body.return_token_ids and chunks:
             chunks[0]["token_ids"] = delta.token_ids
         if not delta.is_later:
@@ -119,13 +90,6 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
             return DONE
         return self._event([], self._usage(self.last)) + DONE
 
-    def _read(self, delta: Delta) -> list[Piece]:
-        """Parse the new part of a choice."""
-        pieces = self._parsers[delta.index].feed(delta.text, delta.is_last)
-        for piece in pieces:
-            self._answers[delta.index].add(piece)
-        return pieces
-
     def _event(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
         body, last = self.chat.body, self.last
         chunk = ChatChunk(
@@ -137,7 +101,7 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
             choices=choices,
         )
         if usage is None and body.has_running_usage and last is not None:
-            usage = Usage.of([last], self.chat.call.cache_write).as_openai()
+            usage = Usage.of([last], body.cache.write).as_openai()
         if body.include_usage:
             chunk["usage"] = usage
         return event(chunk)
@@ -145,10 +109,10 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
     def _usage(self, output: RequestOutput) -> UsageBody:
         reader, reasoning = self.chat.reader, None
         if reader.formats.reasoning is not None:
-            pairs = zip(output.outputs, self._answers, strict=True)
+            pairs = zip(output.outputs, self.answers, strict=True)
             reasoning = sum(reader.num_reasoning_tokens(o.token_ids, a) for o, a in pairs)
-        call = self.chat.call
-        return Usage.of([output], call.cache_write).as_openai(call.num_retained_tokens, reasoning)
+        usage = Usage.of([output], self.chat.body.cache.write)
+        return usage.as_openai(self.chat.call.num_retained_tokens, reasoning)
 
     def _choice(self, part: Delta, answer: ParsedAnswer) -> ChatChoice:
         body, text, calls = self.chat.body, answer.text, answer.calls
@@ -168,9 +132,7 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
             choice["token_ids"] = part.token_ids
         return choice
 
-    def _chunks(
-        self, delta: Delta, pieces: Sequence[Piece], has_calls: bool
-    ) -> Iterator[ChunkChoice]:
+    def _chunks(self, delta: Delta, pieces: Sequence[Piece]) -> Iterator[ChunkChoice]:
         """Yield the chunks of new reasoning, text and calls, and of the finish reason."""
         logprobs = self._logprobs(delta)
         if not self.chat.body.include_reasoning:
@@ -181,6 +143,7 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
             yield _chunk(delta.index, _added(piece), logprobs)
             logprobs = None
         if delta.is_last:
+            has_calls = self.answers[delta.index].has_calls
             yield _chunk(delta.index, {}, None, _finish_reason(delta, has_calls))
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:

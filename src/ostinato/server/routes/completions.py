@@ -14,34 +14,29 @@ from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.protocol.answers import Completion, CompletionChoice, UsageBody
 from ostinato.protocol.completions import CompletionBody
-from ostinato.protocol.dialects import COMPLETIONS
 from ostinato.protocol.logprobs import Positions, completion_logprobs, prompt_logprobs
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.call_grammar import sampling_params
-from ostinato.server.call import GenerateCall
+from ostinato.server.call import GenerateCall, with_content
 from ostinato.server.errors import ApiError
 from ostinato.server.generation import open_call, respond
 from ostinato.server.middleware.fields import DialectRoute, accept_fields
-from ostinato.server.serving import check_room, serve
+from ostinato.server.serving import serve
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import DONE, Delta, Deltas, event
 from ostinato.server.usage import Usage
 
-ENDPOINT = "/v1/completions"
-
 router = APIRouter(tags=["completions"], route_class=DialectRoute)
 
 
-@router.post(ENDPOINT, response_model=Completion)
+@router.post(CompletionBody.dialect.path, response_model=Completion)
 async def complete(
     body: CompletionBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue prompts, in one response or as a stream of server-sent events."""
-    accept_fields(request, state, COMPLETIONS, body)
-    call = open_call(state, body, ENDPOINT, "cmpl-", sampling_params(body))
-    answer = CompletionAnswer(state, caller, body, call)
-    check_room(state, caller, answer.calls)
-    return await respond(request, answer, body.stream)
+    accept_fields(request, state, body)
+    call = open_call(state, caller, body, sampling_params(body), len(body.prompts))
+    return await respond(request, CompletionAnswer(state, caller, body, call), body.stream)
 
 
 @dataclass(slots=True)
@@ -71,8 +66,7 @@ class CompletionAnswer:
         self.calls = [
             replace(
                 self.call,
-                text=prompt if isinstance(prompt, str) else None,
-                token_ids=None if isinstance(prompt, str) else prompt,
+                prompt=with_content(self.call.prompt, prompt),
                 request_id=f"{self.call.request_id}-{number}",
                 num_retained_tokens=[],
             )
@@ -146,7 +140,7 @@ class CompletionAnswer:
         )
 
     def _usage(self) -> UsageBody:
-        usage = Usage.of(self.last.values(), self.calls[0].cache_write)
+        usage = Usage.of(self.last.values(), self.body.cache.write)
         if self.body.max_tokens == 0:  # the generated token is dropped
             usage = replace(usage, num_completion_tokens=0)
         return usage.as_openai([kept for call in self.calls for kept in call.num_retained_tokens])

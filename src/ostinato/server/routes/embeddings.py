@@ -23,6 +23,7 @@ from ostinato.protocol.dialects import EMBEDDINGS
 from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
 from ostinato.protocol.tools import tool_use
 from ostinato.server.access.callers import CallerDep
+from ostinato.server.call import with_content
 from ostinato.server.middleware.fields import DialectRoute
 from ostinato.server.scoring import ACTIVATION, ScoringCall, ScoringFields, answer
 from ostinato.server.state import StateDep
@@ -68,7 +69,10 @@ class InputFields(TemplateFields, ScoringFields):
         if self.messages is not None:
             return [await call.conversation(self, self.messages)]
         texts = each_prompt(self.input or "")
-        return [call.prompt_of(preface + text if isinstance(text, str) else text) for text in texts]
+        return [
+            with_content(call.prompt_context, preface + text if isinstance(text, str) else text)
+            for text in texts
+        ]
 
 
 class EmbeddingBody(InputFields):

@@ -11,7 +11,7 @@ Events of a stream::
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -19,36 +19,23 @@ from fastapi.responses import Response
 
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.protocol.answers import Counted, MessageBody, MessageUsage, StopReason
-from ostinato.protocol.dialects import MESSAGES
 from ostinato.protocol.messages import CountBody, MessagesBody
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.answers.answer_parser import (
-    AnswerParser,
     ArgumentsPiece,
     CallStart,
-    ParsedAnswer,
     Piece,
     ReasoningPiece,
     TextPiece,
-    parse_answer,
 )
-from ostinato.server.answers.call_grammar import chat_params
-from ostinato.server.breakpoints import Kept, keep, measure
+from ostinato.server.breakpoints import Kept, keep
 from ostinato.server.call import Covered
-from ostinato.server.generation import (
-    ChatAnswer,
-    adapter_of,
-    add_prompt,
-    open_call,
-    respond_to_chat,
-)
-from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
-from ostinato.server.prompting import render_chat
-from ostinato.server.serving import check_room
+from ostinato.server.generation import ChatAnswer, count_prompt, open_chat, respond
+from ostinato.server.middleware.fields import DialectRoute
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import Delta, named_event
 
-ENDPOINT = "/v1/messages"
+ENDPOINT = CountBody.dialect.path
 
 router = APIRouter(tags=["messages"], route_class=DialectRoute)
 
@@ -58,13 +45,9 @@ async def create_message(
     body: MessagesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    accept_fields(request, state, MESSAGES, body, body.left_out())
-    call = open_call(state, body, ENDPOINT, "msg_", chat_params(body, state.formats))
-    check_room(state, caller, [call])
-    settled = await set_aside(request, state, caller, body.cache_salt, body.conversation())
-    chat = await add_prompt(state, caller, body, call, settled)
-    places = await measure(state, chat.prompt, body, body.breakpoints(), chat.tokens)
-    return await respond_to_chat(request, AnthropicAnswer(chat, places), body.stream)
+    chat = await open_chat(request, state, caller, body)
+    answer = AnthropicAnswer(chat, await chat.measure(body.breakpoints()))
+    return await respond(request, answer, body.stream)
 
 
 @router.post(f"{ENDPOINT}/count_tokens", response_model=Counted)
@@ -72,11 +55,7 @@ async def count_tokens(
     body: CountBody, request: Request, state: StateDep, caller: CallerDep
 ) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
-    accept_fields(request, state, MESSAGES, body, body.left_out())
-    adapter = adapter_of(state, body.model)
-    settled = await set_aside(request, state, caller, body.cache_salt, body.conversation())
-    prompt_context, tokens = await render_chat(state, caller, body, settled.messages, adapter)
-    return {"input_tokens": state.llm.tokenizing.num_tokens(prompt_context.images, tokens.tokens)}
+    return {"input_tokens": await count_prompt(request, state, caller, body, body.conversation())}
 
 
 @dataclass(slots=True)
@@ -88,21 +67,16 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
     """
 
     places: list[Covered]
-    _parser: AnswerParser = field(init=False)
-    _answer: ParsedAnswer = field(default_factory=ParsedAnswer)
     _kept: Kept | None = None
     _num_output_tokens: int = 0
     _num_blocks: int = 0
     _open: str | None = None  # kind of the open block
 
-    def __post_init__(self) -> None:
-        """Parse one answer."""
-        self._parser = self.chat.reader.parser()
-
     def body_of(self, parts: Sequence[Delta]) -> MessageBody:
         """Return the complete response."""
         [part] = parts
-        self._answer = answer = parse_answer(part.text, self._parser)
+        self.read(part)
+        [answer] = self.answers
         content = [self._thinking(answer.reasoning)] if answer.reasoning else []
         content += [{"type": "text", "text": answer.text}] if answer.text else []
         for call in answer.calls:
@@ -113,12 +87,8 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
 
     async def computed(self, first: RequestOutput) -> None:
         """Lease the prompt up to its breakpoints."""
-        prompt_context = self.chat.call.sender(self.chat.caller)
-        self._kept = await keep(self.chat.state.held_prefixes, prompt_context, self.places, first)
-
-    def parsed(self, index: int) -> ParsedAnswer:
-        """Return what was parsed so far."""
-        return self._answer
+        held, prompt = self.chat.state.held_prefixes, self.chat.call.prompt
+        self._kept = await keep(held, prompt, self.places, first)
 
     def opening(self) -> Iterable[bytes]:
         """Return the beginning of the message, with the prompt's token counts."""
@@ -127,12 +97,11 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
     def added(self, delta: Delta) -> Iterator[bytes]:
         """Yield the events of new pieces, and of the end."""
         self._num_output_tokens += len(delta.token_ids)
-        for piece in self._parser.feed(delta.text, delta.is_last):
-            self._answer.add(piece)
+        for piece in self.read(delta):
             yield from self._piece(piece)
         if delta.is_last:
             yield from self._close()
-            end = self._end(delta, self._parser.num_calls > 0)
+            end = self._end(delta, self.answers[0].has_calls)
             yield _event("message_delta", delta=end, usage=self._usage(self._num_output_tokens))
 
     def closing(self) -> bytes:

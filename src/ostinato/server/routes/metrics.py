@@ -77,21 +77,7 @@ class ServerMetrics(Observer, Collector):
         self._tenant_numbers: dict[str, int] = {}
         self._next_number = count(1)
         self._snapshot: Snapshot | None = None
-        registry = self.registry
-        self._requests = figures.REQUESTS.registered(registry)
-        self._refused = figures.REFUSED.registered(registry)
-        self._generated = figures.GENERATED.registered(registry)
-        self._beams = figures.BEAMS.registered(registry)
-        self._routes = figures.ROUTES.registered(registry)
-        self._ignored_fields = figures.IGNORED_FIELDS.registered(registry)
-        self._set_aside = figures.SET_ASIDE.registered(registry)
-        self._late_rules = figures.LATE_RULES.registered(registry)
-        self._first_token = figures.FIRST_TOKEN.registered(registry)
-        self._gaps = figures.OUTPUT_GAPS.registered(registry)
-        self._queue = figures.QUEUE.registered(registry)
-        self._duration = figures.DURATION.registered(registry)
-        self._http = figures.HTTP.registered(registry)
-        self._http_time = figures.HTTP_TIME.registered(registry)
+        self._of = {each: each.registered(self.registry) for each in figures.COUNTED}
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -102,47 +88,49 @@ class ServerMetrics(Observer, Collector):
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an HTTP response."""
-        self._http.labels(method, route, str(status)).inc()
-        self._http_time.labels(route).observe(seconds)
+        self._of[figures.HTTP].labels(method, route, str(status)).inc()
+        self._of[figures.HTTP_TIME].labels(route).observe(seconds)
 
     def ignored_fields(self, path: str, number: int) -> None:
         """Count fields of a request that were ignored."""
-        self._ignored_fields.labels(path).inc(number)
+        self._of[figures.IGNORED_FIELDS].labels(path).inc(number)
 
     def set_aside(self, counts: Mapping[str, int], late: Iterable[str]) -> None:
         """Count what rules replaced in a prompt, and the rules that took too long."""
         for rule, number in counts.items():
-            self._set_aside.labels(rule).inc(number)
+            self._of[figures.SET_ASIDE].labels(rule).inc(number)
         for rule in late:
-            self._late_rules.labels(rule).inc()
+            self._of[figures.LATE_RULES].labels(rule).inc()
 
     def first_token(self, record: ServedRequest) -> None:
         """Observe the time to first token."""
         took_s = record.time_to_first_token_s
         if record.output is None or record.prompt is None or took_s is None:
             return
-        self._first_token.labels(hit_share_label(record.prompt.hit_share)).observe(took_s)
+        share = hit_share_label(record.prompt.hit_share)
+        self._of[figures.FIRST_TOKEN].labels(share).observe(took_s)
         queue_s = record.output.timings.queue_time
         if queue_s is not None:
-            self._queue.observe(queue_s)
+            self._of[figures.QUEUE].observe(queue_s)
 
     def finished(self, record: ServedRequest) -> None:
         """Count its finish reason and generated tokens."""
-        self._requests.labels(record.outcome).inc()
+        self._of[figures.REQUESTS].labels(record.outcome).inc()
         for gap_s in record.gaps_s:
-            self._gaps.observe(gap_s)
-        self._generated.inc(record.num_generated)
+            self._of[figures.OUTPUT_GAPS].observe(gap_s)
+        self._of[figures.GENERATED].inc(record.num_generated)
         if record.output is not None and record.prompt is not None:
-            self._beams.inc(record.output.num_beam_tokens)
-            self._routes.labels(record.call.endpoint, "hit").inc(record.prompt.hit)
-            self._routes.labels(record.call.endpoint, "miss").inc(record.prompt.computed)
+            self._of[figures.BEAMS].inc(record.output.num_beam_tokens)
+            endpoint, prompt = record.call.endpoint, record.prompt
+            self._of[figures.ROUTES].labels(endpoint, "hit").inc(prompt.hit)
+            self._of[figures.ROUTES].labels(endpoint, "miss").inc(prompt.computed)
             total_s = record.output.timings.total_time
             if total_s is not None:
-                self._duration.observe(total_s)
+                self._of[figures.DURATION].observe(total_s)
 
     def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
         """Count a refusal."""
-        self._refused.labels(str(error.status)).inc()
+        self._of[figures.REFUSED].labels(str(error.status)).inc()
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics that are read at each scrape."""

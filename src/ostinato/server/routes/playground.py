@@ -15,7 +15,7 @@ from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.lab.simulate.savings import Workload, as_figures
 from ostinato.protocol.body import Body
 from ostinato.server.access.callers import CallerDep
-from ostinato.server.call import GenerateCall
+from ostinato.server.call import GenerateCall, sender
 from ostinato.server.errors import ApiError
 from ostinato.server.serving import last_output, serve
 from ostinato.server.state import StateDep
@@ -45,8 +45,7 @@ async def play(
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=SamplingParams(max_tokens=body.max_tokens, temperature=0),
-        text=body.prompt,
-        cache_write=body.write,
+        prompt=sender(caller, text=body.prompt, cache_write=body.write),
     )
     output = await until_gone(request, last_output(serve(state, caller, call)))
     pieces = await state.llm.tokenizing.pieces(output.prompt_token_ids)

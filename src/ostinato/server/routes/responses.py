@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from ostinato.core.identity import derive_salt
 from ostinato.protocol.answers import (
     DeletedResponse,
     InputTokens,
@@ -17,31 +16,20 @@ from ostinato.protocol.answers import (
     ResponseUsage,
 )
 from ostinato.protocol.conversation import Message
-from ostinato.protocol.dialects import RESPONSES
 from ostinato.protocol.logprobs import chat_logprobs
 from ostinato.protocol.responses import ResponsesBody
 from ostinato.server.access.callers import Caller, CallerDep
-from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, TextPiece
-from ostinato.server.answers.call_grammar import chat_params
+from ostinato.server.answers.answer_parser import TextPiece
 from ostinato.server.errors import ApiError
-from ostinato.server.generation import (
-    ChatAnswer,
-    adapter_of,
-    add_prompt,
-    lease_marks,
-    open_call,
-    respond_to_chat,
-)
-from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
-from ostinato.server.prompting import render_chat
+from ostinato.server.generation import ChatAnswer, count_prompt, lease_marks, open_chat, respond
+from ostinato.server.middleware.fields import DialectRoute
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.routes.response_items import Event, ItemWriter
-from ostinato.server.serving import check_room
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, named_event
 from ostinato.server.usage import Usage
 
-ENDPOINT = "/v1/responses"
+ENDPOINT = ResponsesBody.dialect.path
 
 router = APIRouter(tags=["responses"], route_class=DialectRoute)
 
@@ -51,14 +39,15 @@ async def create_response(
     body: ResponsesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    accept_fields(request, state, RESPONSES, body, body.left_out())
-    call = open_call(state, body, ENDPOINT, "resp_", chat_params(body, state.formats))
-    check_room(state, caller, [call])
-    old, new = _earlier(state, caller, body), body.conversation()
-    before = [*body.head(), *old]
-    settled = await set_aside(request, state, caller, body.cache_salt, [*before, *new])
-    chat = await lease_marks(await add_prompt(state, caller, body, call, settled), before)
-    return await respond_to_chat(request, ResponseAnswer(chat, [*old, *new]), body.stream)
+    old: list[Message] = []
+
+    def before() -> list[Message]:
+        old.extend(_earlier(state, caller, body))
+        return [*body.head(), *old]
+
+    chat = await open_chat(request, state, caller, body, before)
+    chat = await lease_marks(chat, [*body.head(), *old])
+    return await respond(request, ResponseAnswer(chat, old), body.stream)
 
 
 @router.post(f"{ENDPOINT}/input_tokens", response_model=InputTokens)
@@ -66,12 +55,8 @@ async def count_input_tokens(
     body: ResponsesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> dict[str, Any]:
     """Count the tokens of a prompt, without running it."""
-    accept_fields(request, state, RESPONSES, body, body.left_out())
-    adapter = adapter_of(state, body.model)
     messages = [*body.head(), *_earlier(state, caller, body), *body.conversation()]
-    settled = await set_aside(request, state, caller, body.cache_salt, messages)
-    prompt, tokens = await render_chat(state, caller, body, settled.messages, adapter)
-    count = state.llm.tokenizing.num_tokens(prompt.images, tokens.tokens)
+    count = await count_prompt(request, state, caller, body, messages)
     return {"object": "response.input_tokens", "input_tokens": count}
 
 
@@ -164,19 +149,17 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
     """The answer as a response of items.
 
     Attributes:
-        conversation: The messages that it continues, without instructions.
+        earlier: The messages of the stored response that it continues.
     """
 
-    conversation: list[Message]
+    earlier: list[Message]
     created: int = field(default_factory=lambda: int(time.time()))
-    _parser: AnswerParser = field(init=False)
     _writer: ItemWriter = field(init=False)
-    _answer: ParsedAnswer = field(default_factory=ParsedAnswer)
     _num_events: int = 0
 
     def __post_init__(self) -> None:
         """Send calls in the shape of their tools."""
-        self._parser = self.chat.reader.parser()
+        ChatAnswer.__post_init__(self)  # super() does not know a class with slots
         is_sealed = self.chat.body.includes_sealed_turns
         self._writer = ItemWriter(
             self.chat.body.targets(), self.chat.sealed_name if is_sealed else lambda: None
@@ -187,10 +170,6 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
         [part] = parts
         list(self._items(part))
         return self._end(part)
-
-    def parsed(self, index: int) -> ParsedAnswer:
-        """Return what was parsed so far."""
-        return self._answer
 
     def opening(self) -> Iterable[bytes]:
         """Return the events before the first item."""
@@ -211,8 +190,7 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
         if delta.logprobs is not None:
             top = self.chat.body.top_logprobs or 0
             logprobs = chat_logprobs(delta.logprobs, top)["content"]
-        for piece in self._parser.feed(delta.text, delta.is_last):
-            self._answer.add(piece)
+        for piece in self.read(delta):
             is_text = isinstance(piece, TextPiece)
             yield from self._writer.take(piece, logprobs if is_text else ())
             logprobs = [] if is_text else logprobs
@@ -233,10 +211,9 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
     def _usage(self) -> ResponseUsage:
         assert self.last is not None
         ids = self.last.outputs[0].token_ids
-        num_reasoning = self.chat.reader.num_reasoning_tokens(ids, self._answer)
-        call = self.chat.call
-        usage = Usage.of([self.last], call.cache_write)
-        counts = usage.as_openai(call.num_retained_tokens, num_reasoning)
+        num_reasoning = self.chat.reader.num_reasoning_tokens(ids, self.answers[0])
+        usage = Usage.of([self.last], self.chat.body.cache.write)
+        counts = usage.as_openai(self.chat.call.num_retained_tokens, num_reasoning)
         return ResponseUsage(
             input_tokens=counts["prompt_tokens"],
             input_tokens_details=counts["prompt_tokens_details"],
@@ -248,9 +225,9 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
     def _store(self, response: ResponseBody) -> None:
         caller, body = self.chat.caller, self.chat.body
         stored = StoredResponse(
-            salt=derive_salt(caller.salt, body.cache_salt),
+            salt=self.chat.call.prompt.cache_salt,
             body=response,
-            messages=(*self.conversation, *self._writer.messages()),
+            messages=(*self.earlier, *body.conversation(), *self._writer.messages()),
             inputs=tuple(body.input_items()),
         )
         self.chat.state.responses.put(caller.salt, stored)

@@ -16,6 +16,7 @@ from ostinato.engine.scoring.pairs import Query
 from ostinato.protocol.body import Items, OpenBody
 from ostinato.protocol.dialects import SCORES
 from ostinato.server.access.callers import CallerDep
+from ostinato.server.call import with_content
 from ostinato.server.middleware.fields import DialectRoute
 from ostinato.server.scoring import ACTIVATION, ScoringCall, ScoringFields, answer
 from ostinato.server.state import StateDep
@@ -113,7 +114,9 @@ async def choose(
 async def _chosen(call: ScoringCall, body: ChooseBody) -> dict[str, Any]:
     choices: Sequence[str | Sequence[int]] = body.choices
     outputs = await call.run(
-        partial(call.scorer.choice, call.prompt_of(body.prompt)), choices, "choice"
+        partial(call.scorer.choice, with_content(call.prompt_context, body.prompt)),
+        choices,
+        "choice",
     )
     result = read_choices(outputs, body.choices)
     data = [asdict(choice) for choice in result.choices]

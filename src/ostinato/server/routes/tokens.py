@@ -5,7 +5,6 @@ from functools import cached_property
 from fastapi import APIRouter
 from pydantic import ConfigDict, Field, model_validator
 
-from ostinato.core.identity import derive_salt
 from ostinato.protocol.answers import Detokenized, Tokenized
 from ostinato.protocol.body import MAX_MESSAGES, Body, Items
 from ostinato.protocol.chat import ChatMessage, TemplateFields
@@ -13,8 +12,9 @@ from ostinato.protocol.conversation import ToolUse
 from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
 from ostinato.protocol.tools import MAX_TOOLS, ChatTool, tool_use
 from ostinato.server.access.callers import CallerDep
+from ostinato.server.call import sender
 from ostinato.server.generation import adapter_of
-from ostinato.server.prompting import render_chat, sender
+from ostinato.server.prompting import render_chat
 from ostinato.server.state import StateDep
 
 router = APIRouter(tags=["tokens"])
@@ -60,18 +60,22 @@ class DetokenizeBody(Body):
 @router.post("/tokenize", response_model=Tokenized)
 async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> Tokenized:
     """Return the prompt ids of a completion or a chat."""
-    adapter = adapter_of(state, body.model or state.config.model_names[0])
+    prompt = sender(
+        caller,
+        body.cache_salt,
+        adapter=adapter_of(state, body.model or state.config.model_names[0]),
+        keep_tokens=body.keep_tokens,
+        keep_reasoning=body.keep_reasoning,
+    )
     if body.messages is not None:
-        messages = [message.rendered() for message in body.messages]
-        salt, settle = derive_salt(caller.salt, body.cache_salt), state.stabiliser.settle
-        settled = await state.llm.tokenizing.run(lambda: settle(messages), salt)
-        prompt_context, rendered = await render_chat(state, caller, body, settled.messages, adapter)
-        tokens = await state.llm.tokenizing.with_images(rendered, prompt_context.images)
+        messages, settle = [each.rendered() for each in body.messages], state.stabiliser.settle
+        settled = await state.llm.tokenizing.run(lambda: settle(messages), prompt.cache_salt)
+        prompt, rendered = await render_chat(state, prompt, body, settled.messages)
+        tokens = await state.llm.tokenizing.with_images(rendered.tokens, prompt.images)
     else:
-        prompt_context = sender(caller, body.cache_salt, body.keep_tokens)
         adds = body.add_special_tokens is not False
         tokens = await state.llm.encode(
-            body.prompt or "", prompt_context=prompt_context, add_special_tokens=adds
+            body.prompt or "", prompt_context=prompt, add_special_tokens=adds
         )
     texts = await state.llm.tokenizing.pieces(tokens) if body.return_token_strs else None
     return Tokenized(

@@ -275,16 +275,12 @@ def lookup_counts(counts: LookupCounts) -> dict[str, Any]:
 
 
 def _ghost(ghost: GhostEstimate) -> dict[str, Any]:
+    counts = asdict(ghost)
+    del counts["error"]  # low and high tell it
     return {
-        "memory": ghost.memory,
-        "num_blocks": ghost.num_blocks,
-        "policy": ghost.policy,
-        "hit_ratio": round(ghost.hit_ratio, 6),
-        "low": round(ghost.low, 6),
-        "high": round(ghost.high, 6),
-        "num_requests": ghost.num_requests,
-        "num_later_requests": ghost.num_later_requests,
-        "num_sampled_blocks": ghost.num_sampled,
+        **counts,
+        "num_sampled_blocks": counts.pop("num_sampled"),
+        **{name: round(getattr(ghost, name), 6) for name in ("hit_ratio", "low", "high")},
     }
 
 

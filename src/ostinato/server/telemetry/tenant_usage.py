@@ -283,7 +283,7 @@ def _ended(record: ServedRequest, now_s: float) -> EndedRequest:
     return EndedRequest(
         id=record.request_id,
         tenant=record.tenant_name,
-        adapter=record.call.adapter,
+        adapter=record.call.prompt.adapter,
         at_s=now_s,
         prompt=prompt.total,
         hit=prompt.hit,
