@@ -1,7 +1,11 @@
-"""What the command lines of benchmarks share; it imports nothing of what is measured."""
+"""What the command lines of benchmarks share; it imports nothing of what is measured.
+
+Options, tables in Markdown, and figures as JSON.
+"""
 
 import argparse
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -29,6 +33,12 @@ def parser_of(
     if has_json:
         parser.add_argument("--json", type=Path, help="write the figures there as well")
     return parser
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, its first column to the left and the others to the right."""
+    lines = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def write_json(path: Path | None, figures: object) -> None:
