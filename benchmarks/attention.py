@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.command_line import parser_of, write_json
+from benchmarks.command_line import by_turns, parser_of, write_json
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
@@ -228,19 +228,6 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def measure(
-    runs: dict[str, Callable[[Clock], float]], rounds: int, clock: Clock
-) -> dict[str, list[float]]:
-    """Measure a layer's milliseconds by contestant, round by round."""
-    for run in runs.values():
-        run(clock)  # the first touches fresh memory
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(run(clock))
-    return times
-
-
 def main() -> None:
     """Read the command line, measure and print."""
     parser = parser_of(__doc__, rounds=5, threads=torch.get_num_threads(), has_json=True)
@@ -266,7 +253,8 @@ def main() -> None:
     for scene in SCENES:
         if options.scene in scene.name:
             runs = contestants(scene, dtype, isas, kv_dtype, options.read_once)
-            times = measure(runs, options.rounds, clock)
+            calls = {name: partial(run, clock) for name, run in runs.items()}
+            times = by_turns(calls, options.rounds)
             results[scene.name] = {name: median(each) for name, each in times.items()}
             _print(scene, results[scene.name], dtype, options)
     write_json(options.json, results)

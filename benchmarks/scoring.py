@@ -102,12 +102,8 @@ def main() -> None:
         llm.close()
     warm = tokens(given.own)
     embed: Question = {"do": "embed", "prompts": documents}
-    search: Question = {
-        "do": "search",
-        "prompt": searched,
-        "width": given.beams,
-        "num_outputs": given.new,
-    }
+    search: Question = {"do": "search", "prompt": searched, "width": given.beams}
+    search["num_outputs"] = given.new
     questions: dict[tuple[str, str], tuple[dict[str, Any], Question]] = {
         ("vllm", "documents"): ({"engine": {"runner": "pooling", "convert": "embed"}}, embed),
         ("llamacpp", "documents"): ({"pools": True}, embed),

@@ -3,12 +3,14 @@
 import json
 import sys
 import time
+from functools import partial
 from statistics import median
 
 import pytest
 import torch
 
-from benchmarks.attention import Scene, contestants, main, measure
+from benchmarks.attention import Scene, contestants, main
+from benchmarks.command_line import by_turns
 from ostinato.runner.native.library import Isa, current_isa, library, use_isa
 from tests.support.instruction_sets import ISAS, needs_library
 
@@ -48,6 +50,10 @@ def test_auto_is_never_slower_than_never(isa, shared, own, num_sequences):
     torch.set_num_threads(1)
     scene = Scene("decode", num_sequences, shared, own, 1)
     runs = contestants(scene, torch.bfloat16, [isa], read_once="never")
-    both = {name: run for name, run in runs.items() if name.startswith(isa.name)}
-    auto, never = measure(both, 41, time.thread_time).values()
+    both = {
+        name: partial(run, time.thread_time)
+        for name, run in runs.items()
+        if name.startswith(isa.name)
+    }
+    auto, never = by_turns(both, 41).values()
     assert median(one / other for one, other in zip(auto, never, strict=True)) <= 1.1
