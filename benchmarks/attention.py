@@ -5,6 +5,7 @@
     python -m benchmarks.attention
     python -m benchmarks.attention --threads 1 --dtype float32 --scene decode
     python -m benchmarks.attention --kv-dtype int8 --cpu-time --threads 1
+    python -m benchmarks.attention --read-once never --scene decode
     python -m benchmarks.attention --json FILE
 
 One layer of the shape of Qwen3-0.6B: 16 query heads, 8 key/value heads of 128. Scenes are chunks of
@@ -13,8 +14,8 @@ or one that each has for itself. ``native`` columns are the library's instructio
 the torch backend that works without the library, and ``sdpa`` torch's own attention over keys and
 values that are gathered already, for a single sequence: it has no pages to walk.
 
-With ``--kv-dtype``, each instruction set also reads keys and values of that
-format, after those of ``--dtype``.
+With ``--kv-dtype``, each instruction set also reads keys and values of that format, after those of
+``--dtype``; with ``--read-once``, it also reads shared blocks by that setting, after ``auto``.
 
 All take turns, round by round; steps of decoding go over several copies of the keys, so that no
 round finds them in a cache that a model's other layers would have filled. A round is timed as a
@@ -30,15 +31,16 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, product
 from statistics import median
+from typing import get_args
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.command_line import parser_of, write_json
+from benchmarks.command_line import by_turns, parser_of, write_json
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
@@ -47,6 +49,7 @@ from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv.kv_store import KVSpec, KVStore, LayerKV, StoreShape
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
+from ostinato.runner.settings import ReadOnce
 
 BLOCK_SIZE = 16
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128
@@ -192,23 +195,29 @@ def _take(blocks: "count[int]", num_tokens: int) -> "array[int]":
 
 
 def contestants(
-    scene: Scene, dtype: torch.dtype, isas: list[Isa], kv_dtype: torch.dtype | None
+    scene: Scene,
+    dtype: torch.dtype,
+    isas: list[Isa],
+    kv_dtype: torch.dtype | None = None,
+    read_once: ReadOnce | None = None,
 ) -> dict[str, Callable[[Clock], float]]:
     """Who computes a scene, by name."""
     results: dict[str, Callable[[Clock], float]] = {}
     native = library()
     if native is not None:
-        formats = [dtype] if kv_dtype is None else [dtype, kv_dtype]
-        stores = [Paged(scene, NativeAttention(native), dtype, kept) for kept in formats]
+        usual = NativeAttention(native)
+        ways = {"": Paged(scene, usual, dtype)}
+        if kv_dtype is not None:
+            ways[f", {_name(kv_dtype)} KV"] = Paged(scene, usual, dtype, kv_dtype)
+        if read_once is not None:
+            ways[f", {read_once}"] = Paged(scene, NativeAttention(native, read_once), dtype)
 
         def run_with(isa: Isa, paged: Paged, clock: Clock) -> float:
             use_isa(native, isa)
             return paged.run(clock)
 
-        for isa in isas:
-            for kept, paged in zip(formats, stores, strict=True):
-                name = isa.name if kept == dtype else f"{isa.name}, {_name(kept)} KV"
-                results[name] = partial(run_with, isa, paged)
+        for isa, (way, paged) in product(isas, ways.items()):
+            results[f"{isa.name}{way}"] = partial(run_with, isa, paged)
     results["tiled"] = Paged(scene, TorchAttention(), dtype).run
     if scene.num_sequences == 1:
         results["sdpa"] = Gathered(scene, dtype).run
@@ -219,25 +228,13 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def measure(
-    runs: dict[str, Callable[[Clock], float]], rounds: int, clock: Clock
-) -> dict[str, float]:
-    """Median milliseconds of a layer by contestant."""
-    for run in runs.values():
-        run(clock)  # the first touches fresh memory
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(run(clock))
-    return {name: median(results) for name, results in times.items()}
-
-
 def main() -> None:
     """Read the command line, measure and print."""
     parser = parser_of(__doc__, rounds=5, threads=torch.get_num_threads(), has_json=True)
     parser.add_argument("--scene", default="", help="only scenes whose name has this in it")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--kv-dtype", choices=("bfloat16", "float16", "float32", "int8"))
+    parser.add_argument("--read-once", choices=get_args(ReadOnce), help="beside auto")
     parser.add_argument("--isa", nargs="*", help="instruction sets, such as AVX2 (all there are)")
     parser.add_argument("--cpu-time", action="store_true", help="of all threads, not on the wall")
     options = parser.parse_args()
@@ -255,8 +252,10 @@ def main() -> None:
     results: dict[str, dict[str, float]] = {}
     for scene in SCENES:
         if options.scene in scene.name:
-            runs = contestants(scene, dtype, isas, kv_dtype)
-            results[scene.name] = measure(runs, options.rounds, clock)
+            runs = contestants(scene, dtype, isas, kv_dtype, options.read_once)
+            calls = {name: partial(run, clock) for name, run in runs.items()}
+            times = by_turns(calls, options.rounds)
+            results[scene.name] = {name: median(each) for name, each in times.items()}
             _print(scene, results[scene.name], dtype, options)
     write_json(options.json, results)
 

@@ -1,4 +1,4 @@
-"""Hit ratios of every eviction policy by size of the pool, on block traces.
+"""Hit ratios of the eviction policies by size of the pool, on block traces.
 
 ::
 
@@ -24,25 +24,25 @@ import gc
 import time
 import tracemalloc
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks.command_line import parser_of, write_json
-from benchmarks.policies import POLICIES, policy_factory
 from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.replay.serial_replay import replay_serially
 from ostinato.lab.simulate.simulation import belady_hits
 from ostinato.lab.traces.block_trace import BlockTrace
 from ostinato.lab.traces.traces import read_npz
-from ostinato.settings import PrefixCacheConfig
+from ostinato.settings import PolicyName, PrefixCacheConfig
 
 LAST = 2**32 - 1
 """No trace has as many ids."""
 
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 BOUNDS = ("belady", "belady_bypass")
 
 
@@ -56,14 +56,16 @@ def read(path: Path, part: tuple[float, float] = (0.0, 1.0)) -> BlockTrace:
 class Served:
     """A cache of blocks of one token, and what serving it took."""
 
-    def __init__(self, num_blocks: int, policy: str) -> None:
+    def __init__(self, num_blocks: int, policy: PolicyName) -> None:
         """Make an empty one."""
         self.now_s, self.took_s, self.hits = 0.0, 0.0, 0
         # Law 4 keeps a prompt's last token from hitting, and here each token stands for a block
         # that may: a last token follows of which nothing is published, in a block that is always
         # free.
-        config = PrefixCacheConfig(num_blocks + 1, 1, seal_tails=False, ghost_blocks=0)
-        self.cache = build_cache(config, lambda: self.now_s, policy=policy_factory(policy)).manager
+        config = PrefixCacheConfig(
+            num_blocks + 1, 1, eviction_policy=policy, seal_tails=False, ghost_blocks=0
+        )
+        self.cache = build_cache(config, lambda: self.now_s).manager
         self._num_blocks, self._identity = num_blocks, Identity()
 
     def serve(self, part: BlockTrace, paths: list[list[int]]) -> None:
@@ -83,7 +85,7 @@ class Served:
         self.took_s += time.process_time() - begun
 
 
-def compare(trace: BlockTrace, num_blocks: int, pair: tuple[str, ...]) -> tuple[str, ...]:
+def compare(trace: BlockTrace, num_blocks: int, pair: tuple[PolicyName, ...]) -> tuple[str, ...]:
     """Serve a policy and another one by turns; return what each took, and the worst moment."""
     caches, worst, seen = [Served(num_blocks, policy) for policy in pair], 0.0, 0
     paths = trace.paths()
@@ -108,7 +110,7 @@ def compare(trace: BlockTrace, num_blocks: int, pair: tuple[str, ...]) -> tuple[
     )
 
 
-def allocated(trace: BlockTrace, num_blocks: int, policy: str) -> int:
+def allocated(trace: BlockTrace, num_blocks: int, policy: PolicyName) -> int:
     """Count the bytes that a cache has allocated when it has served all."""
     paths = trace.paths()
     gc.collect()
@@ -171,7 +173,7 @@ def measure(trace: BlockTrace, num_blocks: int, policy: Any) -> tuple[float, flo
         hits = belady_hits(trace.paths(), num_blocks, bypass=policy == "belady_bypass")
         ratio = hits * trace.block_tokens / max(1, trace.total_input_tokens)
     else:
-        ratio = replay_serially(trace, num_blocks, policy_factory(policy)).hit_ratio
+        ratio = replay_serially(trace, num_blocks, policy).hit_ratio
     return round(100 * ratio, 2), round(time.process_time() - begun, 1)
 
 

@@ -26,6 +26,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any, get_args
 
@@ -33,9 +34,8 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 
-from benchmarks.command_line import parser_of, write_json
+from benchmarks.command_line import by_turns, parser_of, write_json
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
@@ -121,15 +121,13 @@ def measure(
 ) -> dict[str, list[float]]:
     """Time a scene's step with each forward by turns; returns seconds, round by round."""
     random = np.random.default_rng(0)
-    for runner in runners.values():
-        runner.execute(scene.plan(random))
-    seconds: dict[str, list[float]] = {name: [] for name in runners}
-    for _ in tqdm(range(rounds), desc=scene.name, leave=False):
-        for name, runner in runners.items():
-            plan, start = scene.plan(random), clock()
-            runner.execute(plan)
-            seconds[name].append(clock() - start)
-    return seconds
+
+    def step(runner: ModelRunner) -> float:
+        plan, start = scene.plan(random), clock()
+        runner.execute(plan)
+        return clock() - start
+
+    return by_turns({name: partial(step, each) for name, each in runners.items()}, rounds)
 
 
 def profile(runner: ModelRunner, scene: Scene) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.command_line import parser_of
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.shapes import SHAPES
-from benchmarks.peers.workers.http_client import free_port, wait_until_ready
+from benchmarks.peers.workers.http_client import free_port, running
 
 TASK = """task: four_choices
 dataset_path: json
@@ -68,15 +68,11 @@ def served_figures(
     port = free_port()
     command = [sys.executable, "-m", "ostinato.cli", "serve", str(model), "--port", str(port)]
     command += ["--served-model-name", model.name]
-    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as server:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            wait_until_ready(f"{url}/ready", server)
-            evaluate(url, model, task, python)
-            with urllib.request.urlopen(f"{url}/metrics") as answer:
-                rows = [row for row in answer.read().decode().splitlines() if row[:1] != "#"]
-        finally:
-            server.terminate()
+    url = f"http://127.0.0.1:{port}"
+    with running([*command, *options], f"{url}/ready", stdout=subprocess.DEVNULL):
+        evaluate(url, model, task, python)
+        with urllib.request.urlopen(f"{url}/metrics") as answer:
+            rows = [row for row in answer.read().decode().splitlines() if row[:1] != "#"]
 
     def value(*parts: str) -> float:
         return sum(float(row.split()[-1]) for row in rows if all(part in row for part in parts))

@@ -29,6 +29,7 @@ import copy
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -48,7 +49,7 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from benchmarks.command_line import parser_of, write_json
+from benchmarks.command_line import by_turns, parser_of, write_json
 from benchmarks.greedy import greedy
 from ostinato import LLM
 from ostinato.core.plan import StepPlan, StepResult
@@ -226,23 +227,15 @@ def compare_scans(small: bool, rounds: int) -> None:
         num_prompts, length, num_tokens = works[work]
         with TemporaryDirectory() as folder:
             _write_random(config, folder)
-            engines = {True: LLM(folder, dtype="bfloat16", **settings)}
+            engines = {"native": LLM(folder, dtype="bfloat16", **settings)}
             with patch(OPERATIONS, side_effect=Unknown("its modules are measured")):
-                engines[False] = LLM(folder, dtype="bfloat16", **settings)
-        times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+                engines["torch"] = LLM(folder, dtype="bfloat16", **settings)
         rng = np.random.default_rng(0)
         prompts = rng.integers(3, VOCAB_SIZE, (num_prompts, length)).tolist()
-        for _ in range(rounds + 1):
-            for is_native, llm in engines.items():
-                llm.reset_prefix_cache()
-                with patch(NATIVE_SCANS, return_value=None):  # not those of operations
-                    begin = time.perf_counter(), time.process_time()
-                    llm.generate(prompts, greedy(num_tokens), use_tqdm=False)
-                    end = time.perf_counter(), time.process_time()
-                wall, cpu = (end[place] - begin[place] for place in (0, 1))
-                times[is_native].append((wall / num_tokens, cpu / num_tokens))
+        calls = {name: partial(_times, llm, prompts, num_tokens) for name, llm in engines.items()}
+        times = by_turns(calls, rounds)
         (wall, torch_wall), (cpu, torch_cpu) = (
-            [median(each[place] for each in measured[1:]) for measured in times.values()]
+            [median(each[place] for each in measured) for measured in times.values()]
             for place in (0, 1)
         )
         table.add_row(
@@ -250,6 +243,16 @@ def compare_scans(small: bool, rounds: int) -> None:
             f"{torch_wall / wall:.2f}", f"{torch_cpu / cpu:.2f}",
         )  # fmt: skip
     Console().print(table)
+
+
+def _times(llm: LLM, prompts: Prompts, num_tokens: int) -> tuple[float, float]:
+    """Return wall and processor seconds of a step, on an empty cache."""
+    llm.reset_prefix_cache()
+    with patch(NATIVE_SCANS, return_value=None):  # not those of operations
+        begin = time.perf_counter(), time.process_time()
+        llm.generate(prompts, greedy(num_tokens), use_tqdm=False)
+        wall, cpu = time.perf_counter() - begin[0], time.process_time() - begin[1]
+    return wall / num_tokens, cpu / num_tokens
 
 
 def _write_random(config: PreTrainedConfig, folder: str) -> None:

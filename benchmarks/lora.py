@@ -21,6 +21,7 @@ first one and of the others.
 import json
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -31,7 +32,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.command_line import parser_of, write_json
+from benchmarks.command_line import by_turns, parser_of, write_json
 from benchmarks.greedy import greedy
 from ostinato import LLM, LoRARequest, SamplingParams
 from ostinato.runner.experts.mixture import stacks_by_name
@@ -96,12 +97,8 @@ def measure(checkpoint: Path, num_requests: int, rank: int, rounds: int) -> dict
         kinds: dict[str, list[LoRARequest | None]] = {
             "base": [None] * num_requests, "one": mix[:1] * num_requests, "mix": mix
         }  # fmt: skip
-        seen: dict[str, list[Figures]] = {kind: [] for kind in kinds}
-        for number in range(rounds + 1):
-            for kind, adapters in kinds.items():
-                figures = run(llm, prompts, adapters)
-                if number:  # the first round makes programs and reads weights
-                    seen[kind].append(figures)
+        runs = {kind: partial(run, llm, prompts, adapters) for kind, adapters in kinds.items()}
+        seen = by_turns(runs, rounds)
     print(llm.engine.compute_path)
     results = {
         kind: {part: median(one[part] for one in each) for part in ("prefill", "decode")}

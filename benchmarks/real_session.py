@@ -31,7 +31,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.command_line import parser_of, write_json
+from benchmarks.command_line import markdown_table, parser_of, write_json
 from benchmarks.peers.workers.http_client import free_port, wait_until_ready
 from benchmarks.start import memory_of
 
@@ -205,10 +205,8 @@ def table(columns: dict[str, Figures]) -> str:
         "peak memory, its own, GiB": lambda f: f"{f.own / _GIB:.2f}",
         "peak memory, files included, GiB": lambda f: f"{f.total / _GIB:.2f}",
     }
-    lines = [f"| | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
-    for name, value in rows.items():
-        lines.append(f"| {name} | {' | '.join(map(value, columns.values()))} |")
-    return "\n".join(lines)
+    lines = ([name, *map(value, columns.values())] for name, value in rows.items())
+    return markdown_table(["", *columns], lines)
 
 
 def main() -> None:

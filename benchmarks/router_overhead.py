@@ -15,9 +15,7 @@ import argparse
 import asyncio
 import multiprocessing
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -27,7 +25,7 @@ import aiohttp
 from aiohttp import web
 
 from benchmarks.command_line import parser_of
-from benchmarks.peers.workers.http_client import free_port, wait_until_ready
+from benchmarks.peers.workers.http_client import free_port, running
 
 _ANSWER = b'{"id": "cmpl-1", "choices": [{"text": "ay"}], "usage": {"prompt_tokens": 9}}'
 _SYSTEM = "Thou art a helpful player. " * 40
@@ -49,14 +47,8 @@ def main() -> None:
     ports = [free_port() for _ in range(given.workers + 1)]
     stubs = multiprocessing.Process(target=_run_stubs, args=(ports[1:],), daemon=True)
     stubs.start()
-    router = _start_router(ports, given)
-    try:
-        wait_until_ready(f"http://127.0.0.1:{ports[0]}/ready", router)
+    with running(_router_command(ports, given), f"http://127.0.0.1:{ports[0]}/ready") as router:
         asyncio.run(_measure(ports, given, router.pid))
-    finally:
-        router.send_signal(signal.SIGTERM)
-        router.wait(30)
-        stubs.terminate()
 
 
 @dataclass
@@ -143,14 +135,14 @@ def _p99(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)]
 
 
-def _start_router(ports: list[int], given: argparse.Namespace) -> "subprocess.Popen[bytes]":
+def _router_command(ports: list[int], given: argparse.Namespace) -> list[str]:
     command = [sys.executable, "-m", "ostinato.cli", "route", "--port", str(ports[0])]
     command += ["--policy", given.policy, "--max-tracked-tokens", str(given.tracked)]
     for port in ports[1:]:
         command += ["--worker", f"http://127.0.0.1:{port}"]
     if given.tokenizer:
         command += ["--tokenizer", given.tokenizer]
-    return subprocess.Popen(command, env=os.environ)
+    return command
 
 
 def _run_stubs(ports: list[int]) -> None:

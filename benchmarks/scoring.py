@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import parser_of
+from benchmarks.command_line import markdown_table, parser_of
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.engines import PEERS, environment_of, python_of
 from benchmarks.peers.processes import WorkerFailed, WorkerProcess
@@ -102,12 +102,8 @@ def main() -> None:
         llm.close()
     warm = tokens(given.own)
     embed: Question = {"do": "embed", "prompts": documents}
-    search: Question = {
-        "do": "search",
-        "prompt": searched,
-        "width": given.beams,
-        "num_outputs": given.new,
-    }
+    search: Question = {"do": "search", "prompt": searched, "width": given.beams}
+    search["num_outputs"] = given.new
     questions: dict[tuple[str, str], tuple[dict[str, Any], Question]] = {
         ("vllm", "documents"): ({"engine": {"runner": "pooling", "convert": "embed"}}, embed),
         ("llamacpp", "documents"): ({"pools": True}, embed),
@@ -127,10 +123,9 @@ def main() -> None:
                 row.append(f"{took:.2f}")
             except WorkerFailed as error:
                 row.append(str(error))
-    peers = " vLLM, s | llama.cpp, s |" if given.peers_folder else ""
-    print(f"| | cached, s | no cache, s |{peers}\n|---|--:|--:|{'--:|' * 2 * bool(peers)}")
-    for name, row in rows.items():
-        print(f"| {names[name]} | {' | '.join(row)} |")
+    peers = ["vLLM, s", "llama.cpp, s"] if given.peers_folder else []
+    heads = ["", "cached, s", "no cache, s", *peers]
+    print(markdown_table(heads, ([names[name], *row] for name, row in rows.items())))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import parser_of
+from benchmarks.command_line import markdown_table, parser_of
 from benchmarks.peers.checkpoint import make_checkpoint, make_gguf
 from benchmarks.peers.shapes import GGUF_TYPES, SHAPES
 
@@ -73,20 +73,12 @@ def memory_of(pid: int) -> dict[str, int]:
 
 def table(first: dict[str, Any], second: dict[str, Any]) -> str:
     """Return a table of two starts: seconds, processor seconds, and peaks."""
-    lines = ["| | first start | CPU | second start | CPU |", "|---|--:|--:|--:|--:|"]
-    for name in PHASES:
-        one, other = first["phases"][name], second["phases"][name]
-        lines.append(
-            f"| {name}, s | {one[0]:.1f} | {one[1]:.1f} | {other[0]:.1f} | {other[1]:.1f} |"
-        )
-    sums = [
-        [sum(row) for row in zip(*each["phases"].values(), strict=True)] for each in (first, second)
-    ]
-    (one, other) = sums
-    lines.append(f"| all, s | {one[0]:.1f} | {one[1]:.1f} | {other[0]:.1f} | {other[1]:.1f} |")
+    seconds = {name: first["phases"][name] + second["phases"][name] for name in PHASES}
+    seconds["all"] = [sum(column) for column in zip(*seconds.values(), strict=True)]
+    rows = [[f"{name}, s", *(f"{each:.1f}" for each in row)] for name, row in seconds.items()]
     for name, label in (("total", "peak, files included, GiB"), ("own", "peak, own, GiB")):
-        lines.append(f"| {label} | {first[name] / 2**30:.2f} | | {second[name] / 2**30:.2f} | |")
-    return "\n".join(lines)
+        rows.append([label, f"{first[name] / 2**30:.2f}", "", f"{second[name] / 2**30:.2f}", ""])
+    return markdown_table(["", "first start", "CPU", "second start", "CPU"], rows)
 
 
 def main() -> None:

@@ -36,11 +36,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command_line import parser_of, write_json
+from benchmarks.command_line import markdown_table, parser_of, write_json
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.engines import SERVERS, http_worker_of, python_of
 from benchmarks.peers.shapes import SHAPES
-from benchmarks.peers.workers.http_client import COMMANDS, MODEL, free_port, wait_until_ready
+from benchmarks.peers.workers.http_client import COMMANDS, MODEL, free_port, running
 from ostinato.core.config import SchedulerConfig
 from ostinato.lab.simulate.timed_replay import TimedReplica
 from ostinato.lab.traces.block_trace import BlockRequest
@@ -235,10 +235,8 @@ async def over_http(server: str, model: str, options: argparse.Namespace) -> Asy
     settings["max_model_len"] = scene.long + scene.stream_answer + 64
     command = COMMANDS[server](model, settings, port) + options.flags
     environment = settings["environment"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_ready(f"{url}/health", process)
+    with running(command, f"{url}/health", env=environment, stdout=subprocess.DEVNULL):
         connector = aiohttp.TCPConnector(force_close=True)  # llama-server closes idle connections
         timeout = aiohttp.ClientTimeout(None)
         async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
@@ -277,9 +275,6 @@ async def over_http(server: str, model: str, options: argparse.Namespace) -> Asy
                             figures.waits.append(list(wait.values()))
 
             yield stream, complete
-    finally:
-        process.terminate()
-        process.wait()
 
 
 # --- simulate ---
@@ -377,21 +372,20 @@ def rows(figures: Figures) -> Iterator[tuple[str, str]]:
 
 def table(columns: dict[str, Figures]) -> str:
     """Return the table in Markdown."""
-    by_name = {name: dict(rows(figures)) for name, figures in columns.items()}
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for label in next(iter(by_name.values())):
-        lines.append(f"| {label} | " + " | ".join(by_name[n][label] for n in columns) + " |")
-    return "\n".join(lines)
+    lines = zip(*map(rows, columns.values()), strict=True)
+    cells = ([line[0][0], *(value for _, value in line)] for line in lines)
+    return markdown_table(["", *columns], cells)
 
 
 def waits(columns: dict[str, Figures]) -> str:
     """Return what is explained of hits, in Markdown: means, and the share that steps explain."""
-    lines = ["| hits | first token | own work | its tenant's | others' |", "|---|--:|--:|--:|--:|"]
-    for name, figures in columns.items():
-        if figures.waits:
-            means = " | ".join(f"{mean:.3f} s" for mean in np.mean(figures.waits, axis=0))
-            lines.append(f"| {name}, as explained | {means} |")
-    return "\n".join(lines)
+    heads = ["hits", "first token", "own work", "its tenant's", "others'"]
+    lines = [
+        [f"{name}, as explained", *(f"{mean:.3f} s" for mean in np.mean(figures.waits, axis=0))]
+        for name, figures in columns.items()
+        if figures.waits
+    ]
+    return markdown_table(heads, lines)
 
 
 def run_column(name: str, options: argparse.Namespace) -> Figures:

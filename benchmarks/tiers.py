@@ -29,8 +29,11 @@ from typing import Any
 from benchmarks.command_line import parser_of
 from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.machine import available_gib, touch_memory
-from benchmarks.peers.samples import Draw
+from benchmarks.peers.protocol import Talk
+from benchmarks.peers.samples import FULL as SIZES
+from benchmarks.peers.samples import Draw, talk
 from benchmarks.peers.shapes import FULL, SMALL
+from benchmarks.peers.workers.ours import Ours
 
 NUM_PROMPTS = 5
 """Prompts of the usual length; the median is reported."""
@@ -123,28 +126,34 @@ def drop_from_page_cache(folder: Path) -> None:
 
 def converse(sizes: dict[str, Any], model: Path, folder: Path) -> dict[str, Any]:
     """Hold the conversations of the peers' benchmark, with and without a disk by turns."""
-    from benchmarks.turns import conversations, serve
-    from ostinato import AsyncLLM
+    import torch
 
-    more = {"dtype": "bfloat16", "num_blocks": sizes["chat_blocks"], "max_num_seqs": 32}
-    engines = {
-        "without": AsyncLLM(model, **more),
-        "with": AsyncLLM(model, **more, kv_disk=folder / "chats", kv_disk_bytes=2**34),
-    }
+    common = {"num_blocks": sizes["chat_blocks"], "max_num_seqs": 32, "streamed": True}
+    common |= {"kv_tokens": 0, "threads": torch.get_num_threads()}
+    disk = {"kv_disk": folder / "chats", "kv_disk_bytes": 2**34}
+    engines = {"without": Ours(), "with": Ours()}
     results: dict[str, Any] = {name: [] for name in engines}
-    for llm in engines.values():
-        asyncio.run(serve(llm, conversations(1, 0)))
+    for name, engine in engines.items():
+        engine.load(str(model), common | (disk if name == "with" else {}))
+        engine.serve(conversations(sizes["vocab"], 1, 0))  # kernels compiled, memory touched
     for seed in range(1, 1 + sizes["chat_rounds"]):
+        talks = conversations(sizes["vocab"], sizes["chat_turns"], seed)
         for name in sorted(engines, reverse=bool(seed % 2)):
-            seconds = asyncio.run(serve(engines[name], conversations(sizes["chat_turns"], seed)))
-            results[name].append(seconds)
-    stores = engines["with"].engine.tiers.stores
+            results[name].append(engines[name].serve(talks).seconds)
+    stores = engines["with"].async_llm.engine.tiers.stores
     results["copied_bytes"] = stores.copied_bytes
     results["copy_s"], results["write_s"] = stores.copy_s, stores.write_s
-    for llm in engines.values():
-        asyncio.run(llm.reset_prefix_cache())  # so that closing writes nothing
-        llm.shutdown()
+    for engine in engines.values():
+        asyncio.run(engine.async_llm.reset_prefix_cache())  # so that closing writes nothing
+        engine.async_llm.shutdown()
     return results
+
+
+def conversations(vocab_size: int, num_turns: int, seed: int) -> list[Talk]:
+    """Draw the conversations of the peers' benchmark, with other turns for each seed."""
+    draw = Draw(vocab_size, "turns", seed)
+    system = draw(SIZES.system)
+    return [talk(draw, system, num_turns, SIZES.turn, SIZES.answer) for _ in range(SIZES.chats)]
 
 
 def report(

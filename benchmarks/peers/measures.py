@@ -165,11 +165,6 @@ GOALS: Mapping[str, Mapping[str, float]] = {
 weights elsewhere, by measure."""
 
 
-def speed(measure: Measure, value: float) -> float:
-    """How fast a figure is: the more the better, whatever its unit."""
-    return value if measure.more_is_better else 1 / value
-
-
 def named(names: list[str]) -> list[Measure]:
     """Return measures by names or kinds, in the order of the table; all but long ones by default.
 

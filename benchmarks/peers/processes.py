@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benchmarks.peers.engines import ROOT
@@ -99,12 +98,7 @@ class WorkerProcess:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End it."""
         self.end()
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.peers.measures import Measure, goal_of
+from benchmarks.peers.protocol import common
 from benchmarks.peers.session import Findings, Plan
 
 BUSY = 0.1
@@ -133,16 +134,9 @@ def agreement(findings: Findings) -> dict[str, float]:
     for name, engine in findings.engines.items():
         if any(engine["first_outputs"]):
             pairs = zip(engine["first_outputs"], wanted, strict=True)
-            same = [_common(one, other) / len(other) for one, other in pairs]
+            same = [common([one, other]) / len(other) for one, other in pairs]
             shares[name] = sum(same) / len(same)
     return shares
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return place
-    return min(len(one), len(other))
 
 
 def show(findings: FindingsJson, console: Console) -> None:

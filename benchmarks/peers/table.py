@@ -14,7 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import parser_of
+from benchmarks.command_line import markdown_table, parser_of
+from benchmarks.peers.report import BUSY, best_peer, goal_line, number, plot, stamp_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "benchmarks" / "results" / "peers.md"
@@ -27,8 +28,6 @@ def main() -> None:
     parser.add_argument("findings", type=Path, help="found.json of a run")
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
-    from benchmarks.peers.report import plot
-
     findings = json.loads(options.findings.read_text())
     picture = options.page.parent / plot_of(findings)
     if findings["quick"]:
@@ -85,19 +84,17 @@ def rewrite(page: Path, results: str, begin_mark: str = BEGIN, end_mark: str = E
 
 def markdown(findings: dict[str, Any]) -> str:
     """Write what was found as a piece of a page."""
-    from benchmarks.peers.report import BUSY, stamp_line
-
     engines, servers, managers = (_rows(findings, kind) for kind in ("", "http_", "manager_"))
     taken = [f["others"] for row in findings["measures"] for f in row["figures"].values()]
     lines = [f"{stamp_line(findings)}.", _load_line(max(taken, default=0.0), BUSY), ""]
     for rows in (engines, servers, managers):
         if any(row["figures"] for row in rows):
-            lines += [*_table(rows, findings), ""]
+            lines += [_table(rows, findings), ""]
     if max(taken, default=0.0) > BUSY:
         lines += ["CPU seconds that each engine took for a sample, which the others on the machine"]
-        lines += ["change less:", "", *_cpu_table(engines or servers, findings), ""]
+        lines += ["change less:", "", _cpu_table(engines or servers, findings), ""]
     lines += [f"![How many times as fast Ostinato is as the others]({plot_of(findings)})", ""]
-    lines += [*_goals(findings), "", *_versions(findings), ""]
+    lines += [_goals(findings), "", *_versions(findings), ""]
     lines += _left_out(findings)
     return "\n".join(lines)
 
@@ -118,38 +115,37 @@ def _load_line(taken: float, limit: float) -> str:
     )
 
 
-def _table(rows: list[dict[str, Any]], findings: dict[str, Any]) -> list[str]:
-    from benchmarks.peers.report import best_peer, number
-
-    names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
-    titles = [findings["titles"].get(name, name) for name in names]
-    lines = ["| | " + " | ".join([*titles, "against the best"]) + " |"]
-    lines += ["|---|" + "--:|" * (len(names) + 1)]
+def _table(rows: list[dict[str, Any]], findings: dict[str, Any]) -> str:
+    names, titles = _columns(rows, findings)
+    lines = []
     for row in rows:
-        cells = [_cell(row["figures"].get(name)) for name in names]
         best = best_peer(row)
         ratio = row["ratios"].get(best) if best else None
-        cells += ["–" if ratio is None else f"{number(ratio)} ×"]
-        lines.append(f"| {row['title']}, {row['unit']} | " + " | ".join(cells) + " |")
-    return lines
+        cells = [*(_cell(row["figures"].get(name)) for name in names), _or_dash(ratio, " ×")]
+        lines.append([f"{row['title']}, {row['unit']}", *cells])
+    return markdown_table(["", *titles, "against the best"], lines)
 
 
-def _cpu_table(rows: list[dict[str, Any]], findings: dict[str, Any]) -> list[str]:
-    from benchmarks.peers.report import number
+def _cpu_table(rows: list[dict[str, Any]], findings: dict[str, Any]) -> str:
+    names, titles = _columns(rows, findings)
+    lines = [
+        [row["title"], *(_or_dash(row["figures"].get(name, {}).get("cpu_s")) for name in names)]
+        for row in rows
+    ]
+    return markdown_table(["", *titles], lines)
 
+
+def _columns(rows: list[dict[str, Any]], findings: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the names of the engines of some rows, and their titles."""
     names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
-    titles = [findings["titles"].get(name, name) for name in names]
-    lines = ["| | " + " | ".join(titles) + " |", "|---|" + "--:|" * len(names)]
-    for row in rows:
-        figures = [row["figures"].get(name) for name in names]
-        cells = ["–" if each is None else number(each["cpu_s"]) for each in figures]
-        lines.append(f"| {row['title']} | " + " | ".join(cells) + " |")
-    return lines
+    return names, [findings["titles"].get(name, name) for name in names]
+
+
+def _or_dash(value: float | None, unit: str = "") -> str:
+    return "–" if value is None else f"{number(value)}{unit}"
 
 
 def _cell(figure: dict[str, float] | None) -> str:
-    from benchmarks.peers.report import BUSY, number
-
     if figure is None:
         return "–"
     star = "\\*" if figure["others"] > BUSY else ""
@@ -159,15 +155,11 @@ def _cell(figure: dict[str, float] | None) -> str:
     return f"{number(figure['median'])}{star}{spread}"
 
 
-def _goals(findings: dict[str, Any]) -> list[str]:
-    """One line per goal: how many times as fast ours was to be, and whether it is."""
-    from benchmarks.peers.report import goal_line
-
-    lines = ["| Goal | | |", "|---|--:|---|"]
-    for row in findings["measures"]:
-        if goal := goal_line(row, findings):
-            lines.append(f"| {row['title']} | {goal[0]} | {goal[1]} |")
-    return lines if len(lines) > 2 else ["There are no goals for a run of this size."]
+def _goals(findings: dict[str, Any]) -> str:
+    """Return a row per goal: how many times as fast ours was to be, and whether it is."""
+    goals = [(row["title"], goal_line(row, findings)) for row in findings["measures"]]
+    rows = [[title, *goal] for title, goal in goals if goal is not None]
+    return markdown_table(["Goal", "", ""], rows) if rows else "There are no goals for such a run."
 
 
 def _versions(findings: dict[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ FreeOrder = Literal["unused_first", "classic"]
 IndexName = Literal["radix", "hash"]
 DigestName = Literal["sha256", "xxh3_128"]
 PolicyName = Literal["lru", "reuse_hazard"]
-_COMPARED = "s3fifo, arc, lfu, slru and cost_aware are compared by benchmarks/eviction.py alone"
+_COMPARED = "s3fifo, arc, lfu, slru and cost_aware are compared in docs/eviction.md alone"
 CheckpointPlacement = Literal["where_prompts_part", "prompt_end", "every_unit"]
 
 GHOST_MIN_POOL_BLOCKS = 64

@@ -1,49 +1,12 @@
 """The benchmarks run, and what does not depend on the machine depends on the seed alone."""
 
 import json
-import random
 import sys
 
 import numpy as np
 import pytest
 
-from benchmarks import eviction, explain, heart, hybrids, orders, strangers
-
-
-@pytest.fixture
-def small_traffic(monkeypatch):
-    """Send less, so that a run takes a moment."""
-    rng = random.Random(3)
-    documents = [orders.draw(rng, 600) for _ in range(6)]
-
-    def make_traffic(scene, rng):
-        for number in range(30):
-            question = documents[number % 6] + orders.draw(rng, 20)
-            yield orders.Turn("rag", question, 5, number / 100)
-        yield orders.Turn("chat", orders.draw(rng, 50), 5, 0.0, [orders.draw(rng, 20)])
-
-    monkeypatch.setattr(orders, "make_traffic", lambda *how: list(make_traffic(*how)))
-    monkeypatch.setattr(orders, "NUM_BLOCKS", 100)
-
-
-@pytest.mark.parametrize(
-    "order", ["fcfs", "shortest_first", "longest_prefix", "depth_first", "fair_share"]
-)
-def test_the_same_seed_gives_the_same_figures(order, small_traffic):
-    first, second = (orders.measure(order, "mixed", seed=1) for _ in range(2))
-    for figures in (first, second):
-        assert figures.pop("plan_ms_per_step") > 0
-    assert first == second
-    assert 0 < first["ttft_mean_s"] < first["end_s"]
-    assert set(first["ttft_by_tenant_s"]) == {"rag", "chat"}
-
-
-def test_grouping_documents_computes_less_where_the_pool_is_small(small_traffic):
-    computed = {
-        order: orders.measure(order, "mixed", seed=1)["computed_tokens"]
-        for order in ("fcfs", "depth_first")
-    }
-    assert computed["depth_first"] < computed["fcfs"]
+from benchmarks import eviction, heart, hybrids, strangers
 
 
 def test_the_heart_is_measured_in_every_scene(monkeypatch):
@@ -78,14 +41,6 @@ def test_policies_are_compared_with_the_bound(tmp_path, capsys, monkeypatch):
     assert figures["turns lru 4"][0] == 25.0, "the other conversation's first block is left"
     assert (figures["turns belady 4"][0], figures["turns belady_bypass 4"][0]) == (25.0, 50.0)
     assert "reuse_hazard" in capsys.readouterr().out
-
-
-def test_remembering_and_explaining_are_measured(monkeypatch):
-    for name, value in {"REQUESTS": 24, "PROMPT": 128, "OWN": 16, "ANSWER": 4, "ROUNDS": 1}.items():
-        monkeypatch.setattr(explain, name, value)
-    figures = explain.measure(num_blocks=16)
-    assert set(figures) == {"off_us", "on_us", "explain_us"}
-    assert all(0 < figure < float("inf") for figure in figures.values())
 
 
 @pytest.mark.nightly

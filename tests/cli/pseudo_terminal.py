@@ -6,7 +6,6 @@ import re
 import select
 import subprocess
 import sys
-from types import TracebackType
 
 CTRL_C, CTRL_D, UP, RETURN = "\x03", "\x04", "\x1b[A", "\n"
 
@@ -43,12 +42,7 @@ class PseudoTerminal:
     def __enter__(self) -> "PseudoTerminal":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
         os.close(self._master)

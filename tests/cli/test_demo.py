@@ -73,26 +73,16 @@ def test_the_four_tests_have_the_articles_numbers_corrected(demo: Demo):
     ]
 
 
-def test_without_a_cache_every_token_is_computed(demo: Demo):
-    assert demo.figures["waves"]["no_cache"]["computed_tokens"] == CALLS * PROMPT
-
-
-def test_a_cold_cache_computes_the_system_prompt_once_although_all_calls_come_at_once(demo: Demo):
-    """At most 512 + 6 x 16; at least every beginning that no other call has."""
-    computed = demo.figures["waves"]["cold"]["computed_tokens"]
+def test_each_wave_answers_all_calls_alike_and_computes_what_is_not_cached(demo: Demo):
+    """All; then 512 + 6 x 16 at most, or each beginning that no other call has; then one each."""
     beginnings = {prompt[:end] for prompt in calls(CALLS) for end in range(1, PROMPT + 1)}
+    waves = demo.figures["waves"]
+    plain, cold, warm = (waves[name]["computed_tokens"] for name in ("no_cache", "cold", "warm"))
 
-    assert len(beginnings) <= computed <= SHARED + CALLS * OWN
-
-
-def test_the_same_calls_again_compute_one_token_each(demo: Demo):
-    assert demo.figures["waves"]["warm"]["computed_tokens"] == CALLS
-
-
-def test_all_calls_are_answered_and_all_answers_agree(demo: Demo):
-    for wave in demo.figures["waves"].values():
-        assert wave["answered_calls"] == CALLS
-        assert wave["prompt_tokens"] == CALLS * PROMPT
+    assert (plain, warm) == (CALLS * PROMPT, CALLS)
+    assert len(beginnings) <= cold <= SHARED + CALLS * OWN
+    for wave in waves.values():
+        assert (wave["answered_calls"], wave["prompt_tokens"]) == (CALLS, CALLS * PROMPT)
     assert demo.figures["compared_answers"] == demo.figures["equal_answers"] == CALLS
 
 

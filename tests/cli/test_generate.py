@@ -1,8 +1,6 @@
 """``ostinato generate``, as a user sees it."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -265,25 +263,3 @@ class TestRefusals:
     @pytest.mark.parametrize("option", ["--logprobs", "--prompt-logprobs"])
     def test_log_probabilities_that_would_not_be_shown(self, terminal: Terminal, option: str):
         assert "add --json" in terminal.refuse("generate", "To be", option, "1")
-
-
-def test_a_wrong_option_is_refused_before_torch_is_loaded():
-    """The user learns of it at once; so do those who ask for help or for sums."""
-    program = (
-        "import sys\n"
-        "from ostinato.cli import main\n"
-        "for line in sys.stdin:\n"
-        "    sys.argv = ['ostinato', *line.split()]\n"
-        "    try:\n"
-        "        main()\n"
-        "    except SystemExit as leaving:\n"
-        "        code = leaving.code\n"
-        "    print(code, {'torch', 'transformers'} & set(sys.modules), file=sys.stderr)\n"
-    )
-    calls = ["generate To-be --max-tokens 0", "chat --help", "size tiny-shakespeare"]
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input="\n".join(calls), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    said = [line for line in done.stderr.splitlines() if line.endswith("set()")]
-    assert said == ["2 set()", "0 set()", "0 set()"]

@@ -125,5 +125,5 @@ def test_everything_can_be_forgotten_in_whatever_order_it_was_released(index, mo
 
 @pytest.mark.parametrize("policy", ["arc", "s3fifo", "cost_aware"])
 def test_a_policy_that_was_removed_is_refused_with_the_place_where_it_is_compared(policy):
-    with pytest.raises(ConfigError, match=rf"eviction_policy='{policy}'.*benchmarks/eviction.py"):
+    with pytest.raises(ConfigError, match=rf"eviction_policy='{policy}'.*docs/eviction.md"):
         PrefixCacheConfig(8, eviction_policy=policy)

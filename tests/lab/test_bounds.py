@@ -4,8 +4,8 @@ import random
 from functools import cache
 
 import pytest
-
 from benchmarks.policies import POLICIES, policy_factory
+
 from ostinato.lab.replay.serial_replay import replay_serially
 from ostinato.lab.simulate.simulation import belady_hits
 from ostinato.lab.traces.block_trace import BlockRequest

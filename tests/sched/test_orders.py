@@ -18,9 +18,7 @@ ORDERS = get_args(WaitingOrder)
 def test_an_unknown_order_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'lifo'.*fcfs, shortest_first, longest_prefix"):
         SchedulerConfig(order="lifo")
-    with pytest.raises(
-        ConfigError, match=r"'depth_first': must be one of fcfs.*benchmarks/orders.py"
-    ):
+    with pytest.raises(ConfigError, match=r"'depth_first': must be one of fcfs.*experiments.md"):
         SchedulerConfig(order="depth_first")
 
 

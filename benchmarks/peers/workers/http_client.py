@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,23 @@ def wait_until_ready(url: str, server: "subprocess.Popen[Any]") -> None:
         except OSError:  # it does not listen yet, or loads
             time.sleep(0.05)
     raise RuntimeError(f"the server was not ready after {START_S} s")
+
+
+@contextmanager
+def running(
+    command: Sequence[str | Path], url: str, **how: Any
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a server from the moment when ``url`` answers until the block ends.
+
+    Raises:
+        RuntimeError: See ``wait_until_ready``.
+    """
+    with subprocess.Popen(command, **how) as server:
+        try:
+            wait_until_ready(url, server)
+            yield server
+        finally:
+            server.terminate()
 
 
 def free_port() -> int:

@@ -19,7 +19,7 @@ class OurManager(ManagerWorker):
         from ostinato.core import identity
         from ostinato.lab.replay.serial_replay import USUAL_POLICY
 
-        self.manager, self.identity = self, identity
+        self.identity = identity
         self.policy = settings.get("policy", USUAL_POLICY)
         taken = {"block_size": BLOCK_SIZE, "policy": self.policy}
         return {"version": ostinato.__version__, "settings": taken}

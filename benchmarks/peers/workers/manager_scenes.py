@@ -8,10 +8,11 @@ off, for all managers.
 
 import gc
 import random
+from abc import abstractmethod
 from collections.abc import Iterable
 from statistics import median
 from time import process_time
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.peers.protocol import Unsupported, Worker
 
@@ -19,20 +20,16 @@ BLOCK_SIZE = 16
 REPEATS = 7
 
 
-class Manager(Protocol):
-    """A cache manager as its engine would call it."""
+class ManagerWorker(Worker):
+    """Takes a cache manager, called as its engine would call it, through the scenes."""
 
+    @abstractmethod
     def make(self, num_tokens: int) -> None:
         """Begin with an empty cache for so many tokens."""
 
+    @abstractmethod
     def take(self, tokens: Any) -> int:
         """Take a request through the cache; returns how many of its tokens were there."""
-
-
-class ManagerWorker(Worker):
-    """Takes a manager through the scenes."""
-
-    manager: Manager
 
     def manage(self, scene: str, size: dict[str, int]) -> float:
         """Seconds of CPU time: of one request, or of all conversations.
@@ -57,9 +54,9 @@ class ManagerWorker(Worker):
         raise Unsupported("takes no packed tokens")
 
     def _hits(self, rng: random.Random, num_tokens: int, packed: bool) -> float:
-        self.manager.make(3 * num_tokens)
+        self.make(3 * num_tokens)
         prompt = draw(rng, num_tokens)
-        self.manager.take(list(prompt))
+        self.take(list(prompt))
         times = []
         for _ in range(REPEATS):
             again = self.pack(prompt) if packed else list(prompt)
@@ -69,8 +66,8 @@ class ManagerWorker(Worker):
         return median(times)
 
     def _misses(self, rng: random.Random, num_tokens: int) -> float:
-        self.manager.make((REPEATS + 2) * num_tokens)
-        self.manager.take(draw(rng, num_tokens))
+        self.make((REPEATS + 2) * num_tokens)
+        self.take(draw(rng, num_tokens))
         times = []
         for _ in range(REPEATS):
             seconds, num_hits = self._timed(draw(rng, num_tokens))
@@ -81,7 +78,7 @@ class ManagerWorker(Worker):
     def _chats(self, rng: random.Random, size: dict[str, int]) -> float:
         """Every conversation's next turn, one conversation after the other; all fit."""
         num_tokens = size["chats"] * size["turns"] * size["turn"] + size["system"]
-        self.manager.make(2 * num_tokens)
+        self.make(2 * num_tokens)
         texts = [draw(rng, size["system"])] * size["chats"]
         total, begun = 0.0, 0
         for _ in range(size["turns"]):
@@ -94,7 +91,7 @@ class ManagerWorker(Worker):
 
     def _timed(self, tokens: Iterable[int]) -> tuple[float, int]:
         start = process_time()
-        num_hits = self.manager.take(tokens)
+        num_hits = self.take(tokens)
         return process_time() - start, num_hits
 
 

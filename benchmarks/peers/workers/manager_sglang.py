@@ -69,7 +69,7 @@ class SGLangManager(ManagerWorker):
         from sglang.srt.mem_cache import base_prefix_cache, radix_cache
 
         # Nothing is imported while the clock runs.
-        self.manager, self.torch = self, torch
+        self.torch = torch
         self.params, self.radix = base_prefix_cache, radix_cache
         taken = {"page_size": BLOCK_SIZE, "core": "rust"}
         return {"version": sglang.version.__version__, "settings": taken}

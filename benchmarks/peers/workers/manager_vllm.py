@@ -25,7 +25,7 @@ class VLLMManager(ManagerWorker):
         from vllm.v1.request import Request
 
         # Nothing is imported while the clock runs.
-        self.manager, self.made = self, 0
+        self.made = 0
         self.sampling, self.request = SamplingParams, Request
         return {"version": vllm.__version__, "settings": {"block_size": BLOCK_SIZE, "hash": HASH}}
 

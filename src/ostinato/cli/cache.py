@@ -1,6 +1,5 @@
 """``ostinato cache``: administers the cache of a running server."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +25,6 @@ Key = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the response as JSON.")]
 PromptText = Annotated[str, typer.Argument(help="A text, or @FILE for the content of a file.")]
 PublicName = Annotated[str, typer.Argument(help="Name of the public prefix.")]
-Draw = Callable[[Console, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,9 @@ class Report(Server):
 
     as_json: AsJson = False
 
-    def show(self, draw: Draw, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    def show(
+        self, draw: tables.Draw, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> None:
         """Call a route under ``/admin``, and print its response as a table or as JSON."""
         answer = self.call(method, path, body)
         if self.as_json:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -28,7 +28,7 @@ from ostinato.cli.demonstration.demo_waves import (
 from ostinato.cli.options import engine_options as options
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output.demo_tables import Figures, as_json, calls_table, first_token_table, notes
-from ostinato.cli.output.tables import print_json
+from ostinato.cli.output.tables import print_json, progress_at
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
@@ -203,8 +203,7 @@ def _show_wave(
         MofNCompleteColumn(),
         TextColumn("calls, {task.fields[computed]:,} tokens computed"),
     )
-    hidden = not console.is_terminal or console.quiet
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+    with progress_at(console, *columns) as progress:
         task = progress.add_task(name, total=len(prompts), computed=0)
 
         def watch(answered: int, computed: int) -> None:

@@ -177,12 +177,9 @@ def _explain_log(
     if is_recording(path):
         recording = read_recording(path, read.on_broken)
         list_broken(recording.broken)
-        by_name = {
-            explanation.request_id: explanation for explanation in explain_recording(recording)
-        }
-        return [
-            by_name[name] for name in _chosen(requested, list(by_name), "request", path)
-        ], _PSEUDONYMS
+        by_name = {each.request_id: each for each in explain_recording(recording)}
+        names = _chosen(requested, list(by_name), "request", path)
+        return [by_name[name] for name in names], _PSEUDONYMS
     lines = {f"line {request.line}": request.line for request in iter_requests(path, read)}
     list_broken(read.broken)
     chosen = _chosen(requested, list(lines), "line", path)
@@ -193,10 +190,8 @@ def _explain_log(
         {lines[name] for name in chosen},
     )
     with Console(stderr=True).status(f"Serving {count(len(lines), 'request')} ..."):
-        by_name = {explanation.request_id: explanation for explanation in explanations}
-    return [
-        by_name[name] for name in chosen if name in by_name
-    ], ""  # an empty prompt has no explanation
+        by_name = {each.request_id: each for each in explanations}
+    return [by_name[name] for name in chosen if name in by_name], ""  # empty prompts have none
 
 
 def _chosen(requested: list[str] | None, known: list[str], kind: str, path: Path) -> list[str]:

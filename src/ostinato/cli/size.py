@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ostinato.cli.options.config_source import load_config
 from ostinato.cli.options.option_groups import option
-from ostinato.cli.output.tables import Field, Figure, matrix, print_json, table_of
+from ostinato.cli.output.tables import Field, Figure, attributes, matrix, print_json, table_of
 from ostinato.core.config import SchedulerConfig, check_minimum
 from ostinato.drafts.tree_text import MAX_TOKEN_BYTES
 from ostinato.hybrid.pool_sizes import split_states
@@ -262,16 +262,10 @@ def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
         "model": question.model,
         "tokens": question.num_tokens,
         "requests": question.num_requests,
-        "memory_bytes": question.memory_bytes,
-        "image_tokens": question.image_tokens,
+        **attributes(question, "memory_bytes", "image_tokens"),
         "image_output_bytes": question.output_bytes,
-        "encoder_bytes": question.encoder_bytes,
-        "adapter_bytes": question.adapter_bytes,
-        "model_type": size.model_type,
-        "dtype": size.dtype,
-        "num_layers": size.num_layers,
-        "token_bytes": size.token_bytes,
-        "state_bytes": size.state_bytes,
+        **attributes(question, "encoder_bytes", "adapter_bytes"),
+        **attributes(size, "model_type", "dtype", "num_layers", "token_bytes", "state_bytes"),
         "checkpoint_tokens": size.state_bytes // size.token_bytes if size.token_bytes else None,
         "layers": [_group_as_json(group) for group in size.groups],
         "footprints": {
@@ -286,13 +280,9 @@ def _group_as_json(group: LayerGroup) -> dict[str, object]:
     return {
         "num_layers": group.num_layers,
         "kind": str(layer.kind),
-        "num_kv_heads": layer.num_kv_heads,
-        "head_dim": layer.head_dim,
-        "window_tokens": layer.window_tokens,
+        **attributes(layer, "num_kv_heads", "head_dim", "window_tokens"),
         "state": None if layer.state is None else layer.state.name,
-        "token_bytes": group.token_bytes,
-        "window_bytes": group.window_bytes,
-        "state_bytes": group.state_bytes,
+        **attributes(group, "token_bytes", "window_bytes", "state_bytes"),
     }
 
 

@@ -7,7 +7,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.setting import check_settings, setting
 
 WaitingOrder = Literal["fcfs", "shortest_first", "longest_prefix", "fair_share"]
-_REMOVED = "depth_first is compared by benchmarks/orders.py alone"
+_REMOVED = "depth_first is compared in docs/experiments.md alone"
 
 
 @dataclass(frozen=True, slots=True)

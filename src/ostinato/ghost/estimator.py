@@ -34,7 +34,7 @@ three were to be expected, with 95 % confidence."""
 
 
 class SimulationError(NamedTuple):
-    """Errors of a simulation, as measured by ``benchmarks/ghost.py``.
+    """Errors of a simulation, as measured for ``docs/eviction.md``.
 
     Attributes:
         scale: Error of the hit ratio because it is small, times the root of its blocks.

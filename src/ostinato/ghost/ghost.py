@@ -34,7 +34,7 @@ SIZES = (0.5, 2.0, 4.0)
 """Multiples of the memory for which estimates are made."""
 
 WINDOW_COST = 1300
-"""Requests of the cache that take as long as one window, by ``benchmarks/ghost.py``."""
+"""Requests of the cache that take as long as one window, as ``docs/eviction.md`` has it."""
 
 MAX_INTERVAL = 0.2
 """Maximum width of an interval that is reported."""

@@ -1,6 +1,6 @@
 """Events as real engines published them, and what those engines then found cached.
 
-``data`` has streams of vLLM 0.32.0 and of SGLang 0.5.23's radix cache, made by
+``data`` has streams of vLLM 0.32.0 and of SGLang 0.5.23's radix cache, made at commit 4221a406 by
 ``benchmarks/peers/workers/events_vllm.py`` and ``events_sglang.py``: growing conversations in a
 cache too small for them, with evictions and a reset. For each request they say how many batches
 had been published before it, and how many of its tokens the engine found cached.

@@ -1,6 +1,7 @@
-"""What settings mean: their docstrings, as one line of ``--help`` or a row of the docs.
+"""What settings mean: their docstrings, as one line of ``--help`` and whole in the docs.
 
-The first sentence of a docstring is the help; all of it stands in ``docs/settings.md``.
+The first sentence of a docstring is the help; ``scripts/settings_page.py`` writes all of it to
+``docs/settings.md``.
 """
 
 import ast
@@ -8,7 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import MISSING, Field
+from dataclasses import Field
 from functools import cache
 from typing import Any
 
@@ -94,31 +95,3 @@ def write_exactly(num_bytes: int) -> str:
         if num_bytes and num_bytes % factor == 0:
             return f"{num_bytes // factor}{unit}"
     return str(num_bytes)
-
-
-def settings_table(kind: type) -> str:
-    """Return the rows of a dataclass's settings in Markdown, with a heading for each group."""
-    groups: dict[str, list[str]] = {}
-    for name, known in setting_fields(kind).items():
-        groups.setdefault(about(known).group, []).append(_row(kind, name))
-    head = "| Setting | Default | Range | Meaning |\n|---|---|---|---|\n"
-    in_order = sorted(groups.items(), key=lambda group: not group[0])
-    return "\n\n".join(
-        f"### {group or 'Python alone'}\n\n{head}" + "\n".join(rows) for group, rows in in_order
-    )
-
-
-def _row(kind: type, name: str) -> str:
-    known = setting_fields(kind)[name]
-    text = with_choices(setting_texts(kind)[name], choices_of(known))
-    page = about(known).page
-    cell = f"[`{name}`]({page})" if page else f"`{name}`"
-    meaning = text.replace("``", "`").replace("|", "\\|")
-    return f"| {cell} | `{_default(known)}` | {about(known).limits} | {meaning} |"
-
-
-def _default(known: "Field[Any]") -> str:
-    default: Any = known.default
-    if default is MISSING:
-        default = known.default_factory() if callable(known.default_factory) else "none"
-    return write_exactly(default) if default and is_bytes(known) else repr(default)

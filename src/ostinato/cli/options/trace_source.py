@@ -9,16 +9,11 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from ostinato.cli.options.config_source import load_config
 from ostinato.cli.options.option_groups import option
+from ostinato.cli.output.tables import progress_at
 from ostinato.core.config import check_minimum, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.log.lines import BrokenLine, OnBroken
@@ -139,15 +134,8 @@ def describe(trace: BlockTrace) -> str:
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on stderr; yields the function that advances it."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    is_seen = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not is_seen) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with progress_at(Console(stderr=True), *columns, TimeRemainingColumn()) as progress:
         task = progress.add_task(what, total=total)
         yield lambda steps: progress.advance(task, steps)
 

@@ -9,6 +9,9 @@ from rich.text import Text
 from ostinato.cli.output.tables import Field, Figure, figures, share, table_of
 from ostinato.lab.size.quantities import count, write_bytes, write_seconds
 
+Draw = Callable[[Console, dict[str, Any]], None]
+"""Prints an answer."""
+
 
 def draw_stats(console: Console, answer: dict[str, Any]) -> None:
     """Print blocks by state, and look-ups in total and per tenant."""
@@ -76,12 +79,6 @@ def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
             _print_line(console, f"{title}: {counts}")
 
 
-def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:
-    """Print prefixes, most saved tokens first."""
-    table = table_of(answer["prefixes"], _PREFIXES)
-    console.print(table if answer["prefixes"] else "Nothing is cached.")
-
-
 def draw_prewarmed(console: Console, answer: dict[str, Any]) -> None:
     """Describe how much was computed."""
     console.print(
@@ -100,18 +97,6 @@ def draw_lease(console: Console, answer: dict[str, Any]) -> None:
     if answer["reason"]:
         line.append(f" ({answer['reason']})", "dim")
     console.print(line)
-
-
-def draw_leases(console: Console, answer: dict[str, Any]) -> None:
-    """Print all leases."""
-    table = table_of(answer["leases"], _LEASES)
-    console.print(table if answer["leases"] else "Nothing is kept.")
-
-
-def draw_public(console: Console, answer: dict[str, Any]) -> None:
-    """Print all public prefixes."""
-    table = table_of(answer["public"], _PUBLIC)
-    console.print(table if answer["public"] else "Nothing is public.")
 
 
 def draw_receipt(console: Console, answer: dict[str, Any]) -> None:
@@ -211,6 +196,21 @@ _PUBLIC = (
     Figure("Tokens", "num_tokens"),
     Figure("Held", "is_held", lambda is_held: "yes" if is_held else "no: publish it again"),
 )
+
+
+def _drawn(key: str, fields: tuple[Field, ...], otherwise: str) -> Draw:
+    """Return what prints the rows of an answer, or a sentence where there are none."""
+
+    def draw(console: Console, answer: dict[str, Any]) -> None:
+        console.print(table_of(answer[key], fields) if answer[key] else otherwise)
+
+    return draw
+
+
+draw_heaviest = _drawn("prefixes", _PREFIXES, "Nothing is cached.")
+draw_leases = _drawn("leases", _LEASES, "Nothing is kept.")
+draw_public = _drawn("public", _PUBLIC, "Nothing is public.")
+
 _ERASED = (
     Field("Erased", lambda pair: pair[0].removeprefix("num_").replace("_", " ")),
     Figure("Count", lambda pair: _count_or_names(pair[1])),

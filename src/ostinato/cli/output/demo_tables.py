@@ -1,6 +1,6 @@
 """Tables of the demo's results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.table import Table
@@ -8,9 +8,11 @@ from rich.text import Text
 
 from ostinato.cli.demonstration.demo_examples import EXAMPLES, Outcome
 from ostinato.cli.demonstration.demo_waves import Calls, FirstToken, Wave
-from ostinato.cli.output.tables import FigureTable
+from ostinato.cli.output.tables import attributes, matrix
 from ostinato.lab.simulate.savings import Reuse, Workload, by_token
 from ostinato.lab.size.quantities import count, write_seconds
+
+_COUNTS = ("prompt_tokens", "computed_tokens", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,43 +65,32 @@ class Figures:
 
 def calls_table(figures: Figures) -> Table:
     """Return a table of the three waves."""
-    table = _table(
-        f"{count(figures.cold.num_calls, 'call')}", "no cache", "cold cache", "same again"
-    )
+    headings = (count(figures.cold.num_calls, "call"), "no cache", "cold cache", "same again")
     with_cache = (figures.cold, figures.warm)
-    total = figures.no_cache.prompt_tokens
-    table.add_row("prompt tokens", *[f"{total:,}"] * 3)
-    table.add_row(
-        "through the model", f"{total:,}", *(f"{wave.computed_tokens:,}" for wave in with_cache)
-    )
+    total, slow = figures.no_cache.prompt_tokens, figures.no_cache_seconds
     saved = [total - wave.computed_tokens for wave in with_cache]
-    table.add_row("saved", "-", *(Text(f"{tokens:,}", style="green") for tokens in saved))
-    table.add_row(
-        "share saved", "-", *(Text(f"{tokens / total:.1%}", style="green") for tokens in saved)
-    )
+    shares = (f"{tokens / total:.1%}" for tokens in saved)
     scaled = "" if figures.no_cache.complete else "about "
-    slow = figures.no_cache_seconds
-    table.add_row(
-        "time", scaled + write_seconds(slow), *(write_seconds(wave.seconds) for wave in with_cache)
-    )
-    table.add_row("faster", "-", *(_times(slow, wave.seconds) for wave in with_cache))
-    return table
+    rows: list[list[object]] = [
+        ["prompt tokens", total, total, total],
+        ["through the model", total, *(wave.computed_tokens for wave in with_cache)],
+        ["saved", None, *(Text(f"{tokens:,}", style="green") for tokens in saved)],
+        ["share saved", None, *(Text(text, style="green") for text in shares)],
+        ["time", scaled + write_seconds(slow), *(write_seconds(w.seconds) for w in with_cache)],
+        ["faster", None, *(_times(slow, wave.seconds) for wave in with_cache)],
+    ]
+    return _table(headings, rows)
 
 
 def first_token_table(figures: Figures) -> Table:
     """Return a table of a cold and a warm call."""
-    table = _table("A single call", "computed", "first token", "sooner")
     cold, warm = figures.cold_call, figures.warm_call
-    table.add_row(
-        "cold: nothing is cached", f"{cold.computed_tokens:,}", write_seconds(cold.seconds), "-"
+    sooner = _times(cold.seconds, warm.seconds)
+    rows = (
+        ("cold: nothing is cached", cold.computed_tokens, write_seconds(cold.seconds), None),
+        ("warm: another ending", warm.computed_tokens, write_seconds(warm.seconds), sooner),
     )
-    table.add_row(
-        "warm: another ending",
-        f"{warm.computed_tokens:,}",
-        write_seconds(warm.seconds),
-        _times(cold.seconds, warm.seconds),
-    )
-    return table
+    return _table(("A single call", "computed", "first token", "sooner"), rows)
 
 
 def notes(figures: Figures) -> Iterator[str]:
@@ -168,7 +159,10 @@ def as_json(results: list[list[Outcome]], figures: Figures) -> dict[str, object]
             }
             for example, outcomes in zip(EXAMPLES, results, strict=True)
         ],
-        "waves": {name: _wave_as_json(wave) for name, wave in waves.items()},
+        "waves": {
+            name: {"answered_calls": len(wave.answers), **attributes(wave, *_COUNTS)}
+            for name, wave in waves.items()
+        },
         "no_cache_seconds_for_all": figures.no_cache_seconds,
         "first_token": {"cold": asdict(figures.cold_call), "warm": asdict(figures.warm_call)},
         "compared_answers": figures.num_compared,
@@ -176,21 +170,11 @@ def as_json(results: list[list[Outcome]], figures: Figures) -> dict[str, object]
     }
 
 
-def _wave_as_json(wave: Wave) -> dict[str, object]:
-    return {
-        "answered_calls": len(wave.answers),
-        "prompt_tokens": wave.prompt_tokens,
-        "computed_tokens": wave.computed_tokens,
-        "seconds": wave.seconds,
-    }
-
-
-def _table(*columns: str) -> Table:
-    """Create a table: a column of words, then columns of numbers."""
-    table = FigureTable(has_rule=True)
-    table.add_column(columns[0], min_width=17)
-    for column in columns[1:]:
-        table.add_column(column, justify="right", min_width=10, overflow="fold")
+def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Return a table: a column of words, then columns of numbers, each wide enough for a time."""
+    table = matrix(headings, rows)
+    for column in table.columns:
+        column.min_width = 17 if column is table.columns[0] else 10
     return table
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ostinato.cli.options.trace_source import describe
 from ostinato.cli.output.report_folder import write_folder
-from ostinato.cli.output.tables import matrix, share
+from ostinato.cli.output.tables import attributes, matrix, share
 from ostinato.lab.replay.replay import ReplayedRequest
 from ostinato.lab.replay.serial_replay import USUAL_POLICY
 from ostinato.lab.simulate.simulation import Simulation
@@ -222,12 +222,10 @@ def as_json(simulation: Simulation) -> dict[str, object]:
         "hit_ratio": {str(p): [r.hit_ratio for r in rs] for p, rs in simulation.results.items()},
         "disk": None
         if simulation.disk is None
-        else {
-            "num_blocks": simulation.disk.num_blocks,
-            "tokens_per_s": simulation.disk.tokens_per_s,
-            "hit_ratio": [result.hit_ratio for result in simulation.tiered],
-            "loaded_tokens": [result.loaded_tokens for result in simulation.tiered],
-            "written_blocks": [result.written_blocks for result in simulation.tiered],
+        else attributes(simulation.disk, "num_blocks", "tokens_per_s")
+        | {
+            name: [getattr(result, name) for result in simulation.tiered]
+            for name in ("hit_ratio", "loaded_tokens", "written_blocks")
         },
         "bounds": simulation.bounds,
         "unbounded": simulation.unbounded.hit_ratio,
@@ -243,11 +241,8 @@ def as_json(simulation: Simulation) -> dict[str, object]:
 
 def _timed_as_json(result: TimedResult) -> dict[str, object]:
     return {
-        "num_blocks": result.num_blocks,
-        "hit_ratio": result.hit_ratio,
+        **attributes(result, "num_blocks", "hit_ratio"),
         "first_token_s": {str(share): result.percentile(share) for share in (50, 90, 99)},
         "num_served": len(result.first_token_s),
-        "num_refused": result.num_refused,
-        "num_preemptions": result.num_preemptions,
-        "num_steps": result.num_steps,
+        **attributes(result, "num_refused", "num_preemptions", "num_steps"),
     }

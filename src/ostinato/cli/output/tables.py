@@ -1,4 +1,4 @@
-"""The one printer of all commands: tables from lists of columns, and JSON.
+"""The one printer of all commands: tables from lists of columns, progress bars, and JSON.
 
 A table cuts no figure: columns that are too many for the terminal follow in a second part.
 """
@@ -14,6 +14,7 @@ import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
+from rich.progress import Progress, ProgressColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -127,6 +128,17 @@ def matrix(
     columns = [Figure(heading, itemgetter(place)) for place, heading in enumerate(headings)]
     first = Field(headings[0], itemgetter(0), is_whole=is_whole)
     return table_of(rows, [first, *columns[1:]], has_rule=True, **style)
+
+
+def progress_at(console: Console, *columns: ProgressColumn) -> Progress:
+    """Return a progress bar that leaves nothing behind, and is shown at a terminal alone."""
+    hidden = console.quiet or not console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=hidden)
+
+
+def attributes(source: object, *names: str) -> dict[str, Any]:
+    """Return attributes of an object by their names, as plain values for JSON."""
+    return {name: getattr(source, name) for name in names}
 
 
 def print_json(value: object, *, is_ascii: bool = True) -> None:

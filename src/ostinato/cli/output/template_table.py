@@ -20,7 +20,6 @@ _CAUSES: dict[Cause, str] = {
     "text": "rewrites or moves text",
 }
 
-
 _COLUMNS = (
     Field("Dialogue", itemgetter(0)),
     Field("What happens", itemgetter(1)),
