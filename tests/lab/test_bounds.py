@@ -1,15 +1,17 @@
 """Belady's bound, beside all that a cache could have done."""
 
 import random
-from functools import cache
+from functools import cache, partial
+from typing import get_args
 
 import pytest
-from benchmarks.policies import POLICIES, policy_factory
 
+from ostinato.eviction import make_policy
 from ostinato.lab.replay.serial_replay import replay_serially
 from ostinato.lab.simulate.simulation import belady_hits
 from ostinato.lab.traces.block_trace import BlockRequest
 from ostinato.lab.traces.trace_builder import TraceBuilder
+from ostinato.settings import PolicyName
 
 
 def trees(rng: random.Random, num_requests: int) -> list[list[int]]:
@@ -67,13 +69,13 @@ def test_the_bound_with_bypass_is_at_least_the_bound_without():
         assert belady_hits(paths, 4, bypass=True) >= belady_hits(paths, 4)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_no_policy_finds_more_than_belady(policy):
     paths = trees(random.Random(2), 300)
     requests = (BlockRequest(at_s, len(path) + 1, 10, path) for at_s, path in enumerate(paths))
     trace = TraceBuilder(requests).build("trees", block_tokens=1)
     assert (
         0
-        < replay_serially(trace, 5, policy_factory(policy)).total_hit_tokens
+        < replay_serially(trace, 5, partial(make_policy, policy)).total_hit_tokens
         <= belady_hits(paths, 5)
     )
