@@ -48,7 +48,7 @@ class HandSequence:
     tokens: list[int]
     blocks: list[int]
     computed: int = 0
-    state_slot: int = -1
+    state_slot: int | None = None
 
     def next(self, num_tokens: int, sample: bool = False) -> ScheduledSequence:
         """Schedule the next tokens that are not computed yet."""
@@ -96,7 +96,7 @@ class Bench:
         room: int = 16,
         shared: Sequence[int] = (),
         computed: int = 0,
-        state_slot: int = -1,
+        state_slot: int | None = None,
     ) -> HandSequence:
         """Make a sequence with blocks for its tokens and ``room`` more, some of them shared."""
         needed = -(-(len(tokens) + room) // self.block_size) - len(shared)

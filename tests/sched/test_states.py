@@ -76,7 +76,7 @@ class StateServer:
 
     def _execute(self, plan: StepPlan) -> None:
         for copy in plan.state_loads:
-            self._states[copy.target] = 0 if copy.source == -1 else self._states[copy.source]
+            self._states[copy.target] = 0 if copy.source is None else self._states[copy.source]
         for scheduled in plan.sequences:
             name, tokens = self._tokens[scheduled.sequence_id]
             assert self._states[scheduled.state_slot] == _digest(tokens, scheduled.start), name

@@ -184,7 +184,7 @@ class FakeRunner(FakeKV):
         running = {scheduled.state_slot for scheduled in plan.sequences}
         assert not running & {copy.target for copy in plan.state_saves}, "it runs"
         for copy in plan.state_loads:
-            self.states[copy.target] = "" if copy.source == -1 else self.states[copy.source]
+            self.states[copy.target] = "" if copy.source is None else self.states[copy.source]
 
     def _advance_state(self, scheduled: ScheduledSequence, fails: bool) -> None:
         """Law 3 for states: what a sequence continues is the state of its own prefix."""

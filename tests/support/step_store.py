@@ -60,7 +60,7 @@ class StepStore:
         self._drop_released()
         loads, saves = self._manager.state_copies
         for load in loads:
-            self._states[load.target] = "" if load.source < 0 else self._states[load.source]
+            self._states[load.target] = "" if load.source is None else self._states[load.source]
         running = [f for f in self._followed if f.table.num_planned > f.num_written]
         chunks = [followed.chunk(followed.table.num_planned) for followed in running]
         copies, self._copies = self._copies, []
@@ -77,7 +77,7 @@ class StepStore:
             self._states[save.target] = self._states[save.source]
         for followed in self._followed:
             if not fails:
-                followed.has_state = followed.table.state_slot >= 0
+                followed.has_state = followed.table.state_slot is not None
             elif followed.table.state_slot in loaded:
                 followed.has_state = False
         for copy in (*loads, *saves) if fails else ():

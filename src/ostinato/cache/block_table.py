@@ -37,9 +37,9 @@ class BlockTable:
     key: PrefixKey  # identity, tokens so far, images
     blocks: "array[int]"  # block ids of full attention, shape (num_blocks,)
     tenant: bytes = b""  # whom the blocks are charged to
-    table_id: int = -1  # unique for the life of a manager; -1 once it is released
+    table_id: int = 0  # unique for the life of a manager, from 1 on
     live_in: Any = None  # the tables that it is one of; None if it is pinned or released
-    num_slots: int = 0  # leading tokens that have slots; -1 once it is released
+    num_slots: int = 0  # leading tokens that have slots; none once it is released
     num_computed: int = 0  # tokens that have hit, or that a committed step has computed
     num_planned: int = 0  # tokens that are computed when the running step has run
     next_full: int = 0  # number of published tokens that fills the next block; low if not known
@@ -58,7 +58,7 @@ class BlockTable:
     """What the eviction policy learns of the request, and may keep: it has no entry."""
     groups: "tuple[array[int], ...]" = ()  # block ids per group of layers that has rows
     held: Sequence[Any] = ()  # what is held in each group beside full attention
-    state_slot: int = -1  # where its running state is kept; -1 without states
+    state_slot: int | None = None  # where its running state is kept; None without states
 
     @property
     def num_cached_tokens(self) -> int:
@@ -105,7 +105,7 @@ class LiveTables:
         """Remove a table that has released its blocks."""
         del (self.live if table.table_id in self.live else self.pinned)[table.table_id]
         self.step.pop(table, None)
-        table.table_id, table.num_slots, table.live_in = -1, -1, None
+        table.num_slots, table.live_in = 0, None
 
     @property
     def decodes(self) -> list[BlockTable]:

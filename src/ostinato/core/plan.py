@@ -87,7 +87,7 @@ class CopyRun:
 class StateCopy:
     """A copy between two slots of the pool of states, in every layer that keeps a state."""
 
-    source: int  # slot read; -1 is the zero state, at the beginning of a prompt
+    source: int | None  # slot read; None is the zero state, at the beginning of a prompt
     target: int  # slot written; no other copy of the step writes there
 
 
@@ -125,8 +125,8 @@ class ScheduledSequence:
     num_prompt_logprobs: int = 0  # alternatives per prompt target
     identity: Identity = field(default_factory=Identity)
     """Names the adapter that computes it, and from which token on."""
-    state_slot: int = -1
-    """Slot of the state that the step reads and writes; -1 if no layer keeps one."""
+    state_slot: int | None = None
+    """Slot of the state that the step reads and writes; None if no layer keeps one."""
     images: tuple[ImageSpan, ...] = ()  # images anywhere in the sequence, in order
     first_target: int = 0  # new tokens before the first that has a prompt target
     drafted: tuple[SampleTask, ...] = ()

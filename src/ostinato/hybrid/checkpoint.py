@@ -57,7 +57,7 @@ class HeldStates:
         cuts: Positions at which its prefill is cut and its state kept, in order.
         saving: Position and slot of what this step saves, to be published after it.
         spare_at: Tokens of the state in the spare slot; 0 if that is empty or being written.
-        parent_slot: Of a fork: the running state that it starts from; -1 otherwise.
+        parent_slot: Of a fork: the running state that it starts from; None otherwise.
         is_load: Whether a tier fills its slot, which becomes the checkpoint of its only cut.
     """
 
@@ -68,7 +68,7 @@ class HeldStates:
     cuts: list[int] = field(default_factory=list)
     saving: tuple[int, int] | None = None
     spare_at: int = 0
-    parent_slot: int = -1
+    parent_slot: int | None = None
     is_load: bool = False
 
 

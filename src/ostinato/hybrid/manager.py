@@ -164,10 +164,10 @@ class HybridCacheManager(CacheManager):
 
     def _allocate_slots(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
         super()._allocate_slots(table, num_tokens, num_window_tokens)
-        had_state = table.state_slot >= 0
+        had_state = table.state_slot is not None
         for group, held in self._pairs(table):
             group.take(table, held, num_window_tokens)
-        if table.state_slot >= 0 and not had_state:  # this step loads it
+        if table.state_slot is not None and not had_state:  # this step loads it
             self.tables.step.setdefault(table, False)
         table.num_slots = min(map(len, table.groups)) * self.block_size
 

@@ -46,9 +46,6 @@ from ostinato.hybrid.prefill_cuts import StateCuts
 from ostinato.indexes.block_copy import BlockContent
 from ostinato.indexes.block_hash import BlockHasher
 
-ZERO_STATE = -1
-"""Source of a load at the beginning of a prompt."""
-
 
 @dataclass(slots=True)
 class StateStats:
@@ -184,15 +181,15 @@ class StateGroup(LayerGroup):
         if held.blocks:
             return
         held.blocks.extend(self.pool.allocate(table, 1, self))
-        table.state_slot = held.blocks[0]
+        slot = table.state_slot = held.blocks[0]
         self._evict_orphans()
         if held.is_load:
             return
-        if held.parent_slot >= 0:
-            self._copies.saves.append(StateCopy(held.parent_slot, table.state_slot))
+        if held.parent_slot is not None:
+            self._copies.saves.append(StateCopy(held.parent_slot, slot))
             return
-        source = ZERO_STATE if held.source is None else held.source.block
-        self._copies.loads.append(StateCopy(source, table.state_slot))
+        source = None if held.source is None else held.source.block
+        self._copies.loads.append(StateCopy(source, slot))
         self.stats.num_hits += held.source is not None
         seen = min(table.num_seen_tokens, len(table.key) - 1)
         self.stats.num_again_tokens += max(0, seen - table.num_shared_tokens)
@@ -266,7 +263,7 @@ class StateGroup(LayerGroup):
             else:
                 self.pool.free(array("i", [slot]), held.tenant)
         self.pool.free(held.blocks, held.tenant)
-        held.blocks, held.spare_at, table.state_slot = array("i"), 0, -1
+        held.blocks, held.spare_at, table.state_slot = array("i"), 0, None
         self._evict_orphans()
 
     def evict(self, entry: CacheEntry, max_blocks: int) -> Removal:

@@ -148,9 +148,9 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         positions,
         *rows,
         groups=tuple(groups),
-        state_slots=_ints(s.state_slot for s in sequences)
-        if sequences[0].state_slot >= 0
-        else None,
+        state_slots=None
+        if sequences[0].state_slot is None
+        else _ints(s.state_slot for s in sequences),
     )
 
 

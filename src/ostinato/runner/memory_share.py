@@ -149,7 +149,7 @@ def largest_step(
                 0,
                 (table,) * num_groups,
                 task,
-                state_slot=index if has_states else -1,
+                state_slot=index if has_states else None,
             )
         )
     return StepPlan(tuple(sequences))

@@ -32,7 +32,7 @@ def test_a_chunk_continues_from_a_checkpoint_beside_decodes_and_strangers(family
     follower = bench.sequence(other, shared=leader.blocks[:5], computed=20, state_slot=1)
     stranger = bench.sequence(strange, state_slot=3)
 
-    loads = StateCopy(2, 1), StateCopy(-1, 3)
+    loads = StateCopy(2, 1), StateCopy(None, 3)
     tokens = bench.step(leader.rest(), follower.rest(), stranger.rest(), loads=loads)
 
     said = [generated_alone(loaded, each, 2) for each in (prompt, other, strange)]
@@ -45,7 +45,7 @@ def test_copies_are_made_in_order_and_in_every_layer():
     for layer in (1, 3):
         store.states(layer)[0][:] = torch.arange(3)[:, None]
 
-    store.copy([StateCopy(2, 0), StateCopy(0, 1), StateCopy(-1, 2)])
+    store.copy([StateCopy(2, 0), StateCopy(0, 1), StateCopy(None, 2)])
 
     assert store.states(1)[0].tolist() == [[2, 2], [2, 2], [0, 0]]
     assert store.states(3)[0].tolist() == [[2], [2], [0]]

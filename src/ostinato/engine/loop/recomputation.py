@@ -70,7 +70,7 @@ class _Pass:
     def compute(self, first: int, last: int) -> None:
         """Compute a chunk."""
         tables = (self.table,) * self.runner.groups.num_groups
-        slot = 0 if self.runner.loaded.state_spec.layers else -1
+        slot = 0 if self.runner.loaded.state_spec.layers else None
         sequence = ScheduledSequence(
             SequenceId(0), self._key.tokens[first:last], first, tables, None,
             identity=self._key.identity, state_slot=slot,

@@ -76,7 +76,10 @@ class TierGroup:
 
     def block_of(self, table: BlockTable, place: int) -> int:
         """Return the pool's block, or slot, that takes one of its blocks of a loaded sequence."""
-        return table.state_slot if self.name == STATE else table.groups[self.number][place]
+        if self.name != STATE:
+            return table.groups[self.number][place]
+        assert table.state_slot is not None, "it is loaded"
+        return table.state_slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,11 +98,11 @@ class StateStore:
         return self._states[layer]
 
     def copy(self, copies: Sequence[StateCopy]) -> None:
-        """Copy slots in all layers, one after another; source -1 is the zero state."""
+        """Copy slots in all layers, one after another; source None is the zero state."""
         for tensors in self._states.values():
             for tensor in tensors:
                 for copy in copies:
-                    if copy.source < 0:
+                    if copy.source is None:
                         tensor[copy.target].zero_()
                     else:
                         tensor[copy.target].copy_(tensor[copy.source])
