@@ -9,7 +9,6 @@ been replaced meanwhile.
 """
 
 import ctypes
-import enum
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -33,24 +32,6 @@ from ostinato.runner.native.ctypes_api import Attention as AttentionRecord
 from ostinato.runner.native.ctypes_api import Kv, Rows, int32s, int64s, pointers
 from ostinato.runner.native.packed import Product
 from ostinato.runner.native.store import NativeKVStore
-
-
-class Kind(enum.IntEnum):
-    """``ost_operation_kind``."""
-
-    ADD_NORM = 0
-    HEADS = 1
-    GATED = 2
-    PRODUCT = 3
-    WRITE = 4
-    ATTEND = 5
-    COPY = 6
-    TAKE = 7
-    GATED_PRODUCT = 8
-    LORA = 9
-    MIXER = 10
-    GATED_NORM = 11
-
 
 _CHUNK_STEP = 32
 """The number of rows of a chunk is a multiple of this."""
@@ -130,23 +111,14 @@ class Take(ctypes.Structure):
         self.rows = lookup.places.ctypes.data
 
 
-_KINDS: dict[type[Any], Kind] = {
-    AddNorm: Kind.ADD_NORM,
-    SplitHeads: Kind.HEADS,
-    Gated: Kind.GATED,
-    Product: Kind.PRODUCT,
-    GatedProduct: Kind.GATED_PRODUCT,
-    Write: Kind.WRITE,
-    Attend: Kind.ATTEND,
-    Copy: Kind.COPY,
-    Take: Kind.TAKE,
-    LoraProduct: Kind.LORA,
-    Mixer: Kind.MIXER,
-    GatedNorm: Kind.GATED_NORM,
-}
+_KINDS: tuple[type[Any], ...] = (
+    *(AddNorm, SplitHeads, Gated, Product, Write, Attend, Copy, Take),
+    *(GatedProduct, LoraProduct, Mixer, GatedNorm),
+)
+"""Records of operations, in the order of ``ost_operation_kind``."""
 
 Record = ctypes.Structure
-"""One of the keys of ``_KINDS``."""
+"""One of ``_KINDS``."""
 
 
 class _Operation(ctypes.Structure):
@@ -211,7 +183,7 @@ class Program:
     def _listed(self, operations: list[tuple[Record, bool]]) -> _Operations:
         listed = (_Operation * len(operations))(
             *(
-                _Operation(ctypes.addressof(record), _KINDS[type(record)], on_logit_rows)
+                _Operation(ctypes.addressof(record), _KINDS.index(type(record)), on_logit_rows)
                 for record, on_logit_rows in operations
             )
         )
