@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 
 from ostinato.errors import BrokenCheckpoint
 from ostinato.runner.forward.weight_refs import weight_bytes
-from ostinato.runner.loading.fp8_source import Fp8Source
 from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints
 from tests.support.fp8 import BLOCK, Scales, save_fp8
@@ -71,7 +70,7 @@ def test_weights_are_quantized_to_8_bits_while_they_are_read(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """One at a time: all together exist neither in float32 nor in the compute dtype."""
-    monkeypatch.setattr(Fp8Source, "state", None)
+    monkeypatch.setattr("ostinato.runner.model_loader.read_whole", None)
     path = checkpoints.path("qwen3_moe", **SIZES["qwen3_moe"])
     fp8 = save_fp8(path, tmp_path / "fp8", "block")
     plain = load_model(fp8, "bfloat16", weight_cache_bytes=0)

@@ -64,7 +64,7 @@ def test_weights_that_no_codes_give_exactly_take_the_nearest_of_8_bits(
             weight.add_(1e-3)
         quantization = codes_of_file(file, model)
     assert quantization is not None and quantization.stored
-    assert {codes.format.bits for codes in quantization.stored.values()} == {8}
+    assert {codes.format.bits for (codes,) in quantization.stored.values()} == {8}
 
 
 def test_a_file_with_plain_weights_has_no_codes(checkpoints: Checkpoints, tmp_path: Path):

@@ -15,7 +15,7 @@ from ostinato.runner.experts.mixture import PackedExperts
 from ostinato.runner.forward.codes import BY_TOKEN, PLAIN
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.loaded_model import LoadedModel
-from ostinato.runner.loading.word_source import WordSource
+from ostinato.runner.loading.word_source import WordWeight
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.library import Isa
 from ostinato.runner.native.packed import required_library
@@ -221,14 +221,13 @@ def test_no_more_than_the_trial_is_ever_plain(
     save_words(tmp_path, "awq", family=family, changes=FAMILIES[family])
     experts: set[str] = set()
     later: list[str] = []
-    plain = WordSource.plain
+    plain = WordWeight.plain
 
-    def counted(self: WordSource, name: str, *arguments: Any) -> Tensor:
-        if name in self.kinds:
-            (later if name in experts else experts.add(name) or []).append(name)
-        return plain(self, name, *arguments)
+    def counted(self: WordWeight, *arguments: Any) -> Tensor:
+        (later if self.name in experts else experts.add(self.name) or []).append(self.name)
+        return plain(self, *arguments)
 
-    monkeypatch.setattr(WordSource, "plain", counted)
+    monkeypatch.setattr(WordWeight, "plain", counted)
     monkeypatch.setattr("ostinato.runner.model_loader.read_whole", None)
     load_model(tmp_path, "bfloat16", weight_cache_bytes=0)
 

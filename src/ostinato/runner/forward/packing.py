@@ -6,8 +6,8 @@ weights that modules share in any other way are not packed.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import torch
 import transformers
@@ -32,30 +32,34 @@ def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
     return "packed weights need the native library" if library() is None else None
 
 
-class Pack(Protocol):
-    """Packs weights."""
+Layers = Sequence[nn.Linear] | ExpertStack
+"""What is packed into one weight: plain linear layers with the same input, or a layer's experts."""
 
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-        """Pack plain linear layers with the same input into one weight."""
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Pack the weights of all experts of a layer."""
+Pack = Callable[[Layers, bool], PackedWeight]
+"""Packs layers; the second argument is whether they are the head."""
 
 
-class PlainPack:
-    """Packs weights without quantizing them; see ``Pack``."""
-
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-        """Pack plain linear layers with the same input into one weight."""
-        return PackedWeight([linear.weight for linear in linears])
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Pack the weights of all experts of a layer."""
-        return stack.pack()
+def pack_plain(layers: Layers, is_head: bool = False) -> PackedWeight:
+    """Pack layers without quantizing them; see ``Pack``."""
+    if isinstance(layers, ExpertStack):
+        return layers.pack()
+    return PackedWeight([linear.weight for linear in layers])
 
 
-pack_plain = PlainPack()
-"""Packs weights without quantizing them."""
+def members(layers: Layers) -> Sequence[nn.Linear | ExpertStack]:
+    """Return what has the weights: each linear layer, or the experts."""
+    return [layers] if isinstance(layers, ExpertStack) else layers
+
+
+def names_of(layers: Layers, names: Mapping[int, str]) -> list[str]:
+    """Return the names of what is packed into one weight.
+
+    Args:
+        layers: What is packed.
+        names: By the ids of linear layers, and of experts' weights.
+    """
+    keys = [layers.weight] if isinstance(layers, ExpertStack) else layers
+    return [names[id(key)] for key in keys]
 
 
 def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
@@ -63,7 +67,7 @@ def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
 
     Effects: replaces the layers in the model, and frees their weights.
     """
-    num_packed = pack_mixtures(model, pack.pack_experts)
+    num_packed = pack_mixtures(model, lambda stack: pack(stack, False))
     shared = _shared_parameters(model)
     embeddings = _embeddings(model)
     head = (

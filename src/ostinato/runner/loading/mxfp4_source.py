@@ -13,9 +13,8 @@ Source: the Open Compute Project's Microscaling Formats (MX) 1.0, and ``integrat
 ``transformers``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor
 from ostinato.errors import BrokenCheckpoint
 from ostinato.runner.forward.codes import TABLES
 from ostinato.runner.forward.gguf_codes import BlockRows
-from ostinato.runner.loading.weight_source import FileRange, SafetensorsSource
+from ostinato.runner.loading.weight_source import CheckpointWeight, PlainWeight
 from ostinato.runner.native.code_packing import MXFP4_PAIRS
 
 _GROUP = 32
@@ -34,90 +33,74 @@ _PLACES = (*range(8, 16), *range(7, -1, -1))
 """The place in the table of each nibble: a sign, and a size."""
 
 
-class Mxfp4Source(SafetensorsSource):
-    """Weights whose experts have blocks and scales; see ``WeightSource``."""
+class Mxfp4Experts(CheckpointWeight):
+    """A weight of all experts as blocks and scales; its inputs are before its outputs."""
 
-    def __init__(self, files: Iterable[Path]) -> None:
-        """Read the files' headers.
+    kind = "MXFP4"
 
-        Raises:
-            BrokenCheckpoint: Blocks have no scales, or do not fit them.
-        """
-        super().__init__(files)
-        self._blocks: dict[str, tuple[FileRange, FileRange, tuple[int, ...]]] = {}
-        for name in [name for name in self._ranges if name.endswith("_blocks")]:
-            weight = name.removesuffix("_blocks")
-            blocks, kind, shape = self._ranges.pop(name)
-            scales, *of_scales = self._ranges.pop(f"{weight}_scales", (blocks, "", ()))
-            if (kind, *of_scales) != ("U8", "U8", shape[:-1]) or shape[3:] != (_GROUP // 2,):
-                raise BrokenCheckpoint(
-                    f"{blocks.path}: {name} of shape {shape} needs {weight}_scales of shape "
-                    f"{shape[:-1]}, both of bytes"
-                )
-            self._blocks[weight] = blocks, scales, shape
+    def __init__(self, blocks: PlainWeight, scales: PlainWeight, num_parts: int) -> None:
+        """Take two parts that take turns, gates and ups, or one."""
+        num_experts, self._outputs, self._groups, _ = blocks.shape
+        shape = num_experts, self._groups * _GROUP, self._outputs
+        super().__init__(shape, (blocks.where, scales.where))
+        self._num_parts = num_parts
 
-    @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all weights by name, as models have them: inputs before outputs."""
-        shapes = {name: shape for name, (_, _, shape) in self._ranges.items()}
-        for name, (_, _, (experts, outputs, groups, _)) in self._blocks.items():
-            shapes[name] = experts, groups * _GROUP, outputs
-        return shapes
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all weights in the files."""
-        parts = [part for blocks, scales, _ in self._blocks.values() for part in (blocks, scales)]
-        return super().num_bytes + sum(part.num_bytes for part in parts)
-
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        """Formats of the quantized weights, which are all experts."""
-        return dict.fromkeys(self._blocks, "MXFP4")
-
-    def are_equal(self, names: Sequence[str]) -> bool:
-        """Return whether several weights are the same bytes in the files."""
-        return not any(name in self._blocks for name in names) and super().are_equal(names)
-
-    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return a weight, or its first rows; of experts, as many whole ones."""
-        if name not in self._blocks:
-            return super().plain(name, dtype, num_rows)
-        shape = self.shapes[name]
-        numbers = torch.empty((num_rows or shape[0], *shape[1:]), dtype=dtype)
+    def plain(self, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return the weight, or as many whole experts."""
+        num_outputs = self._outputs
+        numbers = torch.empty((num_rows or self.shape[0], *self.shape[1:]), dtype=dtype)
         table = torch.tensor(TABLES["mxfp4"], dtype=torch.float32)[list(_PLACES)] / 2
         for expert in range(len(numbers)):
-            rows = torch.from_numpy(self._rows(name, expert, 0, 1, 0, shape[2]))
-            blocks = rows.view(shape[2], -1, 1 + _GROUP // 2)
+            rows = torch.from_numpy(self._rows(expert, 0, 1, 0, num_outputs))
+            blocks = rows.view(num_outputs, -1, 1 + _GROUP // 2)
             nibbles = torch.stack((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1).flatten(2)
             exponents = blocks[..., :1].int() - 127
             numbers[expert] = torch.ldexp(table[nibbles.int()], exponents).flatten(1).T
         return numbers
 
-    def experts(self, name: str) -> list[BlockRows]:
-        """Return a weight of experts: of each, gates and ups or what leads back."""
-        _, width, outputs = self.shapes[name]
-        num_parts = 2 if name.endswith(_INTERLEAVED) else 1
+    def codes(self, num_rows: int | None = None) -> list[BlockRows]:
+        """Return of each expert gates and ups, or what leads back."""
+        count, num_parts = self._outputs // self._num_parts, self._num_parts
         return [
             BlockRows(
-                MXFP4_PAIRS,
-                outputs // num_parts,
-                width,
-                partial(self._rows, name, expert, part, num_parts),
+                MXFP4_PAIRS, count, self.shape[1], partial(self._rows, expert, part, num_parts)
             )
-            for expert in range(self.shapes[name][0])
+            for expert in range(num_rows or self.shape[0])
             for part in range(num_parts)
         ]
 
     def _rows(
-        self, name: str, expert: int, part: int, num_parts: int, first: int, last: int
+        self, expert: int, part: int, num_parts: int, first: int, last: int
     ) -> NDArray[np.uint8]:
         """Read rows of an expert's part: before the bytes of each block, its scale."""
-        blocks, scales, (_, outputs, groups, size) = self._blocks[name]
-        begin, count = expert * outputs + first * num_parts, (last - first) * num_parts
+        blocks, scales = self.ranges
+        groups, size = self._groups, _GROUP // 2
+        begin, count = expert * self._outputs + first * num_parts, (last - first) * num_parts
         rows = np.empty((last - first, groups, 1 + size), np.uint8)
         for where, width, to in ((scales, 1, rows[..., :1]), (blocks, size, rows[..., 1:])):
-            content = where.read(begin * groups * width, count * groups * width)
-            self.on_read(content.nbytes // num_parts)
+            content = where.read(begin * groups * width, count * groups * width, num_parts)
             to[...] = content.reshape(-1, num_parts, groups, width)[:, part]
         return rows.reshape(last - first, -1)
+
+
+def mxfp4_weights(stored: Mapping[str, PlainWeight]) -> dict[str, CheckpointWeight]:
+    """Return the weights of a checkpoint, the blocks of experts together with their scales.
+
+    Raises:
+        BrokenCheckpoint: Blocks have no scales, or do not fit them.
+    """
+    weights: dict[str, CheckpointWeight] = dict(stored)
+    for name, blocks in stored.items():
+        if not name.endswith("_blocks"):
+            continue
+        weight, shape = name.removesuffix("_blocks"), blocks.shape
+        scales = stored.get(f"{weight}_scales", blocks)
+        are_bytes = blocks.format == scales.format == "U8"
+        if not are_bytes or scales.shape != shape[:-1] or shape[3:] != (_GROUP // 2,):
+            raise BrokenCheckpoint(
+                f"{blocks.where.path}: {name} of shape {shape} needs {weight}_scales of shape "
+                f"{shape[:-1]}, both of bytes"
+            )
+        del weights[name], weights[f"{weight}_scales"]
+        weights[weight] = Mxfp4Experts(blocks, scales, 1 + name.count(_INTERLEAVED))
+    return weights

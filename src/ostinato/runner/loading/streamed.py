@@ -11,7 +11,7 @@ load as ``transformers`` would, are loaded by it: most experts in GGUF files, we
 quantized in some formats, and checkpoints that have more weights than the model, or fewer.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -26,21 +26,28 @@ from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.load_progress import LoadProgress
 from ostinato.runner.experts.mixture import expert_weights, is_experts
 from ostinato.runner.experts.routers import router_linears
-from ostinato.runner.experts.stack import TILE, ExpertStack
-from ostinato.runner.forward.codes import PLAIN, Activations
+from ostinato.runner.forward.codes import Activations
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain, why_unpacked
+from ostinato.runner.forward.packing import (
+    Layers,
+    Pack,
+    members,
+    names_of,
+    pack_linears,
+    pack_plain,
+    why_unpacked,
+)
 from ostinato.runner.forward.plain_layers import is_plain_linear
-from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
+from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.structure import parse_decoder
 from ostinato.runner.images.vision import take_encoder
 from ostinato.runner.kv.kv_store import KVSpec
-from ostinato.runner.loading.fp8_source import Fp8Source, is_fp8
-from ostinato.runner.loading.gguf_source import GgufSource
+from ostinato.runner.loading.fp8_source import fp8_weights, is_fp8
+from ostinato.runner.loading.gguf_source import gguf_source
 from ostinato.runner.loading.load_memory import KVBytes, check_memory
-from ostinato.runner.loading.merged_experts import MergedExperts
-from ostinato.runner.loading.mxfp4_source import Mxfp4Source
+from ostinato.runner.loading.merged_experts import as_in_model
+from ostinato.runner.loading.mxfp4_source import mxfp4_weights
 from ostinato.runner.loading.pretrained import unquantized
 from ostinato.runner.loading.skeleton import (
     build_skeleton,
@@ -52,9 +59,14 @@ from ostinato.runner.loading.skeleton import (
     trial_config,
     trial_layers,
 )
-from ostinato.runner.loading.weight_source import SafetensorsSource, WeightSource
+from ostinato.runner.loading.weight_source import (
+    Weights,
+    WeightSource,
+    are_numbers,
+    safetensors,
+)
 from ostinato.runner.loading.word_codes import METHODS, activations_of, is_in_words
-from ostinato.runner.loading.word_source import WordSource
+from ostinato.runner.loading.word_source import word_weights
 from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.native.angles import settle_frequencies
 from ostinato.runner.native.packed import PackedWeight, required_library
@@ -216,7 +228,7 @@ def stream_model(
     )
     del trial  # its layers, which are read again
     progress = LoadProgress(settings.name, source.num_bytes)
-    source.on_read = progress.add
+    source.report_reads(progress.add)
     try:
         fill_encoder(skeleton, source, settings.dtype)
         if recorder is not None:
@@ -265,8 +277,7 @@ def read_generation_config(model: "PreTrainedModel", path: Path) -> None:
 def _check_memory(
     settings: LoadSettings, skeleton: "PreTrainedModel", source: WeightSource, spec: KVSpec
 ) -> None:
-    names = {id(linear.weight): name for linear, name in linear_names(skeleton, source)}
-    names |= {id(stack.weight): name for name, stack in expert_weights(skeleton)}
+    names = {id(weight): name for name, weight in packed_weights(skeleton, source)}
     quantization = settings.quantization
     if quantization is None and settings.forward != "plain" and source.kinds:
         quantization = Quantization("stored", {})
@@ -295,20 +306,20 @@ def _source(
     if settings.dtype == torch.float64 and any(map(is_experts, model.modules())):
         return None
     if settings.path.is_file():
-        return GgufSource.of_file(settings.path, model)
-    plain: SafetensorsSource | None
-    if quantized is None:
-        plain = SafetensorsSource(settings.files)
-    elif quantized.get("quant_method") == "mxfp4":
-        plain = Mxfp4Source(settings.files)
-    else:
-        plain = quantized_source(settings.files, quantized, model)
-    return None if plain is None or not plain.are_numbers else MergedExperts(plain, model)
+        return gguf_source(settings.path, model)
+    weights: Weights | None = safetensors(settings.files)
+    if quantized is not None and quantized.get("quant_method") == "mxfp4":
+        weights = mxfp4_weights(safetensors(settings.files))
+    elif quantized is not None:
+        weights = quantized_weights(settings.files, quantized, model)
+    if weights is None or not are_numbers(weights):
+        return None
+    return WeightSource(as_in_model(weights, model))
 
 
-def quantized_source(
+def quantized_weights(
     files: Sequence[Path], quantized: Mapping[str, Any], model: "PreTrainedModel"
-) -> SafetensorsSource | None:
+) -> Weights | None:
     """Return weights in FP8 or in words of codes; None for other formats.
 
     Args:
@@ -317,10 +328,10 @@ def quantized_source(
         model: Names its weights.
     """
     if is_fp8(quantized):
-        return Fp8Source(files, quantized)
+        return fp8_weights(safetensors(files), quantized)
     if is_in_words(quantized):
         names = dict(model.named_parameters(remove_duplicate=False))
-        return WordSource(files, quantized, names)
+        return word_weights(safetensors(files), quantized, names)
     return None
 
 
@@ -353,18 +364,11 @@ class _Trial:
         if settings.forward == "plain" or is_unpacked:
             return None
         stored = {
-            id(module.weight): self._source.codes(own, settings.dtype, module.out_features)
-            for module, own in linear_names(model, self._source)
+            id(weight): self._source.codes(own, len(weight))
+            for own, weight in packed_weights(model, self._source)
             if own in self._source.kinds
         }
-        experts = {
-            id(stack.weight): self._source.experts(own)[: stack.num_experts * stack.num_parts]
-            for own, stack in expert_weights(model)
-            if own in self._source.kinds
-        }
-        if not stored and not experts:
-            return None
-        return Quantization(name, stored, settings.activations, experts)
+        return Quantization(name, stored, settings.activations) if stored else None
 
 
 def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear, str]]:
@@ -378,6 +382,14 @@ def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear
     return [(linear, first[id(linear.weight)]) for linear in linears]
 
 
+def packed_weights(model: nn.Module, source: WeightSource) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the names in a source of what is packed, linear layers and experts, and the weights."""
+    for linear, name in linear_names(model, source):
+        yield name, cast(nn.Parameter, linear.weight)
+    for name, stack in expert_weights(model):
+        yield name, stack.weight
+
+
 def packed_names(model: nn.Module, source: WeightSource) -> dict[int, str]:
     """Return the names of what is packed, by the ids of linear layers and of experts' weights."""
     names = {id(linear): name for linear, name in linear_names(model, source)}
@@ -386,7 +398,7 @@ def packed_names(model: nn.Module, source: WeightSource) -> dict[int, str]:
 
 def scale_rope(model: "PreTrainedModel", source: WeightSource) -> None:
     """Divide the frequencies of RoPE by the factors of a GGUF file, if it has any."""
-    factors = getattr(source, "rope_factors", None)
+    factors = source.rope_factors
     if factors is not None:
         rotary = cast(Any, model.get_decoder()).rotary_emb
         settle_frequencies(rotary)
@@ -417,10 +429,7 @@ def complete_model(
     names = packed_names(model, source)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = embedding.weight is head.weight
-    skipped = {id(linear.weight) for linear, _ in linear_names(model, source)} - {
-        id(embedding.weight)
-    }
-    skipped |= {id(stack.weight) for _, stack in expert_weights(model)}
+    skipped = {id(weight) for _, weight in packed_weights(model, source)} - {id(embedding.weight)}
     keep_blocks(model, source, dtype)
     if isinstance(model.get_input_embeddings(), BlockEmbedding):
         skipped.add(id(head.weight))
@@ -458,35 +467,17 @@ class Packing:
     ) -> None:
         self._source, self._names, self._dtype = source, names, dtype
         self._quantization = quantization
-        has_own = quantization is not None and quantization.stored is not None
-        self._own = quantization if has_own else None
 
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-        """Pack layers with the same input into one weight."""
-        names = [self._names[id(linear)] for linear in linears]
-        own, kinds = self._own, self._source.kinds
-        if own is not None and all(name in kinds for name in names):
-            rows = [self._source.codes(name, self._dtype) for name in names]
-            activations = PLAIN if is_head else own.activations
-            return QuantizedWeight.of_rows(rows, self._dtype, activations)
-        for linear, name in zip(linears, names, strict=True):
-            self._fill(linear, name)
-        if self._quantization is None or own is not None:
-            return pack_plain(linears, is_head)
-        return self._quantization(linears, is_head)
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Read and pack the weights of all experts of a layer."""
-        own, name = self._own, self._names[id(stack.weight)]
-        if own is not None and name in self._source.kinds:
-            rows = self._source.experts(name)
-            settings = own.activations, TILE, stack.num_experts
-            return QuantizedWeight.of_rows(rows, self._dtype, *settings)
-        self._fill(stack, name)
-        return (self._quantization or pack_plain).pack_experts(stack)
-
-    def _fill(self, layer: nn.Linear | ExpertStack, name: str) -> None:
-        """Read a layer's weight, if it has not been read yet."""
-        if layer.weight.is_meta:
-            numbers = self._source.plain(name, self._dtype)
-            layer.weight = nn.Parameter(numbers, requires_grad=False)
+    def __call__(self, layers: Layers, is_head: bool) -> PackedWeight:
+        """Pack layers by their codes if the source has them, else by their numbers."""
+        names, quantization = names_of(layers, self._names), self._quantization
+        uses_codes = all(name in self._source.kinds for name in names)
+        if quantization is not None and quantization.stored is not None and uses_codes:
+            own = zip(members(layers), names, strict=True)
+            stored = {id(member.weight): self._source.codes(name) for member, name in own}
+            return replace(quantization, stored=stored)(layers, is_head)
+        for member, name in zip(members(layers), names, strict=True):
+            if member.weight.is_meta:
+                numbers = self._source.plain(name, self._dtype)
+                member.weight = nn.Parameter(numbers, requires_grad=False)
+        return (quantization or pack_plain)(layers, is_head)

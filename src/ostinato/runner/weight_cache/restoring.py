@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -11,12 +10,11 @@ from torch import Tensor, nn
 
 from ostinato.core.errors import ConfigError
 from ostinato.runner.block_embedding import BlockEmbedding
-from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import Activations, CodeFormat
 from ostinato.runner.forward.decoder import Decoder, Mixture
 from ostinato.runner.forward.fused import FusedForward
-from ostinato.runner.forward.packing import Pack
-from ostinato.runner.forward.quantized import Quantization, QuantizedWeight, StoredRows
+from ostinato.runner.forward.packing import Pack, names_of
+from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.images.vision import take_encoder
 from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.loading.load_memory import STEP_BYTES, gib
@@ -29,6 +27,7 @@ from ostinato.runner.loading.streamed import (
     packed_names,
     read_generation_config,
 )
+from ostinato.runner.loading.weight_source import CheckpointWeight, WeightSource
 from ostinato.runner.memory import available_bytes
 from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.native.packed import PackedWeight, required_library
@@ -194,32 +193,23 @@ def _check_memory(weights: int, kv: int) -> None:
         )
 
 
-class EntrySource:
-    """The weights of an entry, each mapped once; see ``WeightSource``."""
-
-    kinds: Mapping[str, str] = {}
+class EntrySource(WeightSource):
+    """The weights of an entry, each mapped once; those that are packed have no numbers."""
 
     def __init__(self, entry: Entry) -> None:
         """Read nothing."""
-        self.on_read: Callable[[int], object] = lambda _: None
+        shapes, factors = entry.index["shapes"], entry.index.get(_ROPE_FACTORS)
+        super().__init__(
+            {name: CheckpointWeight(tuple(shape)) for name, shape in shapes.items()},
+            None if factors is None else torch.tensor(factors),
+        )
         self.index, self._entry = entry.index, entry
         self._mapped: dict[str, Any] = {}
-
-    @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all weights of the checkpoint by name."""
-        return {name: tuple(shape) for name, shape in self.index["shapes"].items()}
 
     @property
     def num_bytes(self) -> int:
         """Bytes that are mapped."""
         return self._entry.num_bytes
-
-    @property
-    def rope_factors(self) -> Tensor | None:
-        """Factors that divide the frequencies of RoPE, of a GGUF file."""
-        factors = self.index.get(_ROPE_FACTORS)
-        return None if factors is None else torch.tensor(factors)
 
     def are_equal(self, names: Sequence[str]) -> bool:
         """Return True: what was tied once is not compared again."""
@@ -228,14 +218,6 @@ class EntrySource:
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return a weight that was not packed, mapped."""
         return self._once(name, lambda: self._entry.tensor(name))
-
-    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
-        """Raise KeyError: what has codes is packed."""
-        raise KeyError(name)
-
-    def experts(self, name: str) -> Sequence[StoredRows]:
-        """Raise KeyError: what has codes is packed."""
-        raise KeyError(name)
 
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding of a file's blocks, mapped; None if it is plain."""
@@ -247,7 +229,7 @@ class EntrySource:
 
     def packing(self, names: Mapping[int, str], dtype: torch.dtype) -> Pack:
         """Return what packs nothing, but returns what was packed."""
-        return _RestoredPack(self, names, dtype)
+        return lambda layers, _: self.packed(NAMES_BETWEEN.join(names_of(layers, names)), dtype)
 
     def packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
         """Return a packed weight, mapped."""
@@ -273,19 +255,3 @@ class EntrySource:
             record["is_in_blocks"],
             memory,
         )
-
-
-class _RestoredPack:
-    """Returns what was packed; see ``Pack``."""
-
-    def __init__(self, source: EntrySource, names: Mapping[int, str], dtype: torch.dtype) -> None:
-        self._source, self._names, self._dtype = source, names, dtype
-
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-        """Return the weight of linear layers."""
-        joined = NAMES_BETWEEN.join(self._names[id(linear)] for linear in linears)
-        return self._source.packed(joined, self._dtype)
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Return the weight of experts."""
-        return self._source.packed(self._names[id(stack.weight)], self._dtype)
