@@ -2,14 +2,13 @@
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ostinato.runner.experts.families import gating_of
+from ostinato.runner.experts.families import Gating, gating_of
 from ostinato.runner.experts.routers import PackedRouter, Routing, family_of
 from ostinato.runner.experts.stack import ExpertStack, padded, stacks_of
 from ostinato.runner.native.ctypes_api import DTYPES, floats, int32s, int64s, pointers
@@ -48,28 +47,6 @@ Adapters = tuple[ctypes.Structure, int]
 def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
     """Return a weight without storage."""
     return nn.Parameter(torch.empty(*shape, dtype=dtype, device="meta"), requires_grad=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Gating:
-    """What is between the two products of experts.
-
-    Attributes:
-        activation: ``ost_activation``.
-        alpha: Its factor, if it is clamped.
-        limit: Where it is clamped.
-    """
-
-    activation: int
-    alpha: float = 1.0
-    limit: float = 0.0
-
-    @classmethod
-    def of(cls, experts: nn.Module) -> "Gating":
-        """Read it from experts of ``transformers`` that are packed."""
-        numbers = gating_of(experts)
-        assert numbers is not None, "unknown experts stay as they are"
-        return cls(*numbers)
 
 
 class PackedPart:
@@ -131,7 +108,8 @@ class PackedExperts(nn.Module):
     @classmethod
     def of(cls, experts: nn.Module, pack: Callable[[ExpertStack], PackedWeight]) -> "PackedExperts":
         """Pack the weights of experts of ``transformers``, and free the plain ones."""
-        gating, parts = Gating.of(experts), dict[str, PackedPart]()
+        gating, parts = gating_of(experts), dict[str, PackedPart]()
+        assert gating is not None, "unknown experts stay as they are"
         own, biases = cast(Any, experts), dict[str, nn.Parameter | None]()
         for name, stack in stacks_of(experts).items():
             parts[name] = part = PackedPart(stack, pack(stack))

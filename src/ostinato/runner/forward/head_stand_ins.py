@@ -33,7 +33,7 @@ def heads_of(
     attention: nn.Module,
     projections: tuple[str, ...],
     output: str,
-    norms: tuple[str, str] | None,
+    norms: tuple[str, ...] | None,
     angles: tuple[Tensor, Tensor] | None,
     dtype: torch.dtype,
 ) -> tuple[HeadShape, AttentionStyle]:

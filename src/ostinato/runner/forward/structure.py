@@ -88,7 +88,7 @@ _WIRINGS = {
 _MIXERS = ("self_attn", "attention", "linear_attn", "conv", "mamba", "mixer")
 _FEEDS = ("mlp", "feed_forward", "block_sparse_moe", "shared_mlp")
 _QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("query_key_value",))
-_COMBINE = ("o_proj", "dense", "out_proj")
+_COMBINE = (("o_proj",), ("dense",), ("out_proj",))
 _HEAD_NORMS = (
     ("q_norm", "k_norm"),
     ("q_layernorm", "k_layernorm"),
@@ -104,7 +104,7 @@ _GATE_UP = (
     ("c_fc",),
     ("dense_h_to_4h",),
 )
-_DOWN = ("down_proj", "output_linear", "w2", "fc2", "c_proj", "dense_4h_to_h")
+_DOWN = (("down_proj",), ("output_linear",), ("w2",), ("fc2",), ("c_proj",), ("dense_4h_to_h",))
 _FINAL_NORMS = ("norm", "final_layernorm", "embedding_norm", "norm_f", "final_layer_norm")
 _ROTARIES = ("rotary_emb", "pos_emb")
 _NOTHING = (nn.Dropout, nn.Identity)
@@ -273,20 +273,16 @@ class _Description:
     def _attends(self, index: int, module: nn.Module) -> bool:
         if self._styles is not None:
             return index in self._styles
-        children = {name for name, _ in module.named_children()}
-        return any(children >= set(names) for names in _QKV)
+        return _known_children(module, _QKV) is not None
 
     def _attention(self, index: int, module: nn.Module, layer_type: str | None) -> Attention:
-        children = {name for name, _ in module.named_children()}
-        project = next((names for names in _QKV if children >= set(names)), None)
-        combine = next((name for name in _COMBINE if name in children), None)
-        norms = next((names for names in _HEAD_NORMS if children >= set(names)), None)
-        own = type(module).__name__
+        project, combine = (_known_children(module, names) for names in (_QKV, _COMBINE))
+        norms = _known_children(module, _HEAD_NORMS)
         if project is None or combine is None:
-            raise Unknown(f"no operation for {own}")
-        self._check_linears(module, (*project, combine))
+            raise Unknown(f"no operation for {type(module).__name__}")
+        self._check_linears(module, (*project, *combine))
         numbers = None if self._rotary is None else self._angles(layer_type)
-        shape, style = heads_of(module, project, combine, norms, numbers, self._model.dtype)
+        shape, style = heads_of(module, project, combine[0], norms, numbers, self._model.dtype)
         angles = None
         if numbers is not None and shape.rope.kind != RopeKind.NONE:
             angles = AngleKind(layer_type, layout_of(numbers[0]))
@@ -296,7 +292,7 @@ class _Description:
             shape,
             angles,
             style if self._styles is None else self._styles[index],
-            Projection(module, path, (combine,)),
+            Projection(module, path, combine),
             self._gating(shape) if shape.is_gated else None,
         )
 
@@ -320,14 +316,13 @@ class _Description:
 
     def _dense(self, module: nn.Module) -> FeedForward:
         """Describe a feed-forward part that computes every row."""
-        path, children = self._names[id(module)], dict(module.named_children())
-        gate_up = next((each for each in _GATE_UP if children.keys() >= set(each)), None)
-        down = next((name for name in _DOWN if name in children), None)
-        if gate_up is None or down is None or len(children) > 4:
+        path = self._names[id(module)]
+        gate_up, down = (_known_children(module, names) for names in (_GATE_UP, _DOWN))
+        if gate_up is None or down is None or len(list(module.children())) > 4:
             raise Unknown(f"no operation for {type(module).__name__}")
-        self._check_linears(module, (*gate_up, down))
-        activation, has_up = activation_of(module, gate_up, down, self._model.dtype)
-        parts = Projection(module, path, gate_up), Projection(module, path, (down,))
+        self._check_linears(module, (*gate_up, *down))
+        activation, has_up = activation_of(module, gate_up, down[0], self._model.dtype)
+        parts = Projection(module, path, gate_up), Projection(module, path, down)
         return FeedForward(parts[0], activation, has_up, parts[1])
 
     def _mixture(self, block: nn.Module, beside: nn.Module | None = None) -> Mixture:
@@ -405,6 +400,14 @@ def _inner(model: "PreTrainedModel") -> nn.Module:
     if not isinstance(inner, nn.Module) or children != {model.base_model_prefix, "lm_head"}:
         raise Unknown("more or less than a decoder and a head")
     return inner
+
+
+def _known_children(
+    module: nn.Module, known: tuple[tuple[str, ...], ...]
+) -> tuple[str, ...] | None:
+    """Return the first names in a table that are all names of a module's children."""
+    children = {name for name, _ in module.named_children()}
+    return next((names for names in known if children.issuperset(names)), None)
 
 
 def _is_norm(name: str, module: nn.Module) -> bool:

@@ -29,7 +29,7 @@ from ostinato.runner.weight_cache.decoder_record import (
 )
 from ostinato.runner.weight_cache.entry import Record
 
-FORMAT = 7
+FORMAT = 8
 """Version of the index and of the layout of tiles."""
 
 _PACKAGES = ("ostinato", "torch", "transformers", "gguf", "tokenizers")
