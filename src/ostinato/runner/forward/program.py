@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -171,14 +171,8 @@ class Program:
         self._runs: list[tuple[_Operations, bool] | tuple[PythonCall, bool]] = []
         is_call = lambda each: isinstance(each[0], PythonCall)  # noqa: E731
         for in_python, group in groupby(operations, key=is_call):
-            if in_python:
-                self._runs += [
-                    (cast(PythonCall, call), on_logit_rows) for call, on_logit_rows in group
-                ]
-            else:
-                self._runs.append(
-                    (self._listed(cast(list[tuple[Record, bool]], list(group))), False)
-                )
+            steps: list[Any] = list(group)
+            self._runs += steps if in_python else [(self._listed(steps), False)]
 
     def _listed(self, operations: list[tuple[Record, bool]]) -> _Operations:
         listed = (_Operation * len(operations))(
@@ -261,8 +255,7 @@ class StepArguments:
         unique = {id(store) for store in stores.values()}
         self._slots = {store: np.zeros(max_rows, dtype=np.int64) for store in unique}
         self._copies = {store: Copies() for store in unique}
-        self._shared: dict[Hashable, AttentionRecord] = {}
-        self._kinds: list[tuple[int, Attention, bool, AttentionRecord]] = []
+        self._kinds: dict[Hashable, tuple[int, Attention, bool, AttentionRecord]] = {}
         self._replaceable: list[tuple[Tensor, Callable[[], Tensor | None]]] = []
         self._vectors: Take | None = None
         self._angles: dict[AngleKind, Take] = {}
@@ -304,10 +297,8 @@ class StepArguments:
         store, heads = self.stores[layer], part.shape.num_heads
         kept = store.spec.layers[layer]
         kind = (id(store), part.style.window or 0, heads, kept, on_logit_rows)
-        if kind not in self._shared:
-            self._shared[kind] = AttentionRecord()
-            self._kinds.append((layer, part, on_logit_rows, self._shared[kind]))
-        return self._shared[kind]
+        own = self._kinds.setdefault(kind, (layer, part, on_logit_rows, AttentionRecord()))
+        return own[-1]
 
     def set(self, step_input: StepInput, steps: NativeSteps) -> object:
         """Set everything for a step.
@@ -326,7 +317,7 @@ class StepArguments:
             take.rows = rows_address
         tables = self._set_tables(step_input, num_rows)
         self._set_slots(steps, num_rows)
-        for layer, part, on_logit_rows, shared in self._kinds:
+        for layer, part, on_logit_rows, shared in self._kinds.values():
             if on_logit_rows and not len(rows):
                 continue  # the operation is left out
             heads, window = part.shape.num_heads, part.style.window

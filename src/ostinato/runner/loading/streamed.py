@@ -207,7 +207,7 @@ def stream_model(
         return None
     _check_memory(settings, skeleton, source, spec)
     kinds = {source.kinds.get(name, "") for name in packed_names(skeleton, source).values()} - {""}
-    trial = _Trial(settings, source, num_layers).run(f"{prefix}{', '.join(sorted(kinds))}")
+    trial = _run_trial(settings, source, num_layers, f"{prefix}{', '.join(sorted(kinds))}")
     # What was seen without weights holds for the layers that were tried.
     tried, tried_states = trial.probed, trial.probed.states.layers
     if (
@@ -235,7 +235,7 @@ def stream_model(
             recorder.add_encoder(skeleton)
         encoder = take_encoder(skeleton)
         names = packed_names(skeleton, source)
-        pack = Packing(source, names, known.quantization, settings.dtype)
+        pack = packing(source, names, known.quantization, settings.dtype)
         forward = complete_model(skeleton, source, known, pack, recorder)
     finally:
         progress.close()
@@ -335,40 +335,31 @@ def quantized_weights(
     return None
 
 
-class _Trial:
-    """The probe of a model of few layers."""
-
-    def __init__(self, settings: LoadSettings, source: WeightSource, num_layers: int) -> None:
-        self._settings, self._source = settings, source
-        self._model = build_skeleton(trial_config(settings.config), settings.dtype)
-        take_encoder(self._model)
-        cut_to_trial(self._model, num_layers)
-
-    def run(self, codes_name: str) -> Assembled:
-        """Compare the model with itself in every way that a step may be computed."""
-        settings, model = self._settings, self._model
-        fill(model, self._source, settings.dtype, frozenset())
-        scale_rope(model, self._source)
-        call = ModelCall(model)
-        probed = probe_model(model, call, settings.attention)
-        quantization = settings.quantization or self._codes(codes_name)
-        chosen = choose_forward(model, call, probed, settings.forward, quantization)
-        if quantization is not None and settings.quantization is None:
-            quantization = Quantization(quantization.name, {}, settings.activations)
-        return Assembled(call, probed, chosen, quantization)
-
-    def _codes(self, name: str) -> Quantization | None:
-        """Return the file's own codes for the layers of the trial; None if it has none."""
-        settings, model = self._settings, self._model
-        is_unpacked = why_unpacked(settings.dtype, torch.device("cpu")) is not None
-        if settings.forward == "plain" or is_unpacked:
-            return None
+def _run_trial(
+    settings: LoadSettings, source: WeightSource, num_layers: int, codes_name: str
+) -> Assembled:
+    """Compare a model of few layers with itself in every way that a step may be computed."""
+    model = build_skeleton(trial_config(settings.config), settings.dtype)
+    take_encoder(model)
+    cut_to_trial(model, num_layers)
+    fill(model, source, settings.dtype, frozenset())
+    scale_rope(model, source)
+    call = ModelCall(model)
+    probed = probe_model(model, call, settings.attention)
+    quantization, is_own = settings.quantization, False
+    is_unpacked = why_unpacked(settings.dtype, torch.device("cpu")) is not None
+    if quantization is None and settings.forward != "plain" and not is_unpacked:
         stored = {
-            id(weight): self._source.codes(own, len(weight))
-            for own, weight in packed_weights(model, self._source)
-            if own in self._source.kinds
+            id(weight): source.codes(name, len(weight))
+            for name, weight in packed_weights(model, source)
+            if name in source.kinds
         }
-        return Quantization(name, stored, settings.activations) if stored else None
+        if is_own := bool(stored):
+            quantization = Quantization(codes_name, stored, settings.activations)
+    chosen = choose_forward(model, call, probed, settings.forward, quantization)
+    if quantization is not None and is_own:  # of all layers, codes are read when they are packed
+        quantization = replace(quantization, stored={})
+    return Assembled(call, probed, chosen, quantization)
 
 
 def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear, str]]:
@@ -455,29 +446,24 @@ def complete_model(
     return chosen
 
 
-class Packing:
-    """Reads and packs weights; see ``packing.Pack``."""
+def packing(
+    source: WeightSource,
+    names: Mapping[int, str],
+    quantization: Quantization | None,
+    dtype: torch.dtype,
+) -> Pack:
+    """Return what reads and packs layers: by their codes if a source has them, else by numbers."""
 
-    def __init__(
-        self,
-        source: WeightSource,
-        names: Mapping[int, str],
-        quantization: Quantization | None,
-        dtype: torch.dtype,
-    ) -> None:
-        self._source, self._names, self._dtype = source, names, dtype
-        self._quantization = quantization
-
-    def __call__(self, layers: Layers, is_head: bool) -> PackedWeight:
-        """Pack layers by their codes if the source has them, else by their numbers."""
-        names, quantization = names_of(layers, self._names), self._quantization
-        uses_codes = all(name in self._source.kinds for name in names)
-        if quantization is not None and quantization.stored is not None and uses_codes:
-            own = zip(members(layers), names, strict=True)
-            stored = {id(member.weight): self._source.codes(name) for member, name in own}
+    def pack(layers: Layers, is_head: bool) -> PackedWeight:
+        own = dict(zip(names_of(layers, names), members(layers), strict=True))
+        are_codes = own.keys() <= source.kinds.keys()
+        if quantization is not None and quantization.stored is not None and are_codes:
+            stored = {id(member.weight): source.codes(name) for name, member in own.items()}
             return replace(quantization, stored=stored)(layers, is_head)
-        for member, name in zip(members(layers), names, strict=True):
+        for name, member in own.items():
             if member.weight.is_meta:
-                numbers = self._source.plain(name, self._dtype)
+                numbers = source.plain(name, dtype)
                 member.weight = nn.Parameter(numbers, requires_grad=False)
         return (quantization or pack_plain)(layers, is_head)
+
+    return pack

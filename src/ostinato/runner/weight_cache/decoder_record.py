@@ -173,7 +173,7 @@ class RecordWriter:
             return self._record(type(value).__name__, **own_fields)
         raise Unkept(type(value).__name__)
 
-    def _record(self, kind: str, **parts: object) -> Record:
+    def _record(self, kind: str, /, **parts: object) -> Record:
         return {_KIND: kind, **{name: self.value(part) for name, part in parts.items()}}
 
     def _mixture(self, mixture: Mixture) -> Record:
@@ -271,6 +271,7 @@ class RecordReader:
     def __init__(self, weights: KeptWeights, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._makers: dict[str, Callable[..., Any]] = {
+            **_RECORDS,
             "mapping": dict,
             "tensor": lambda name: weights.plain(name, dtype),
             "packed": lambda name: weights.packed(name, dtype),
@@ -278,7 +279,7 @@ class RecordReader:
             "projection": _projection_of,
             "part": self._part,
             "mixture": _mixture_of,
-        } | dict(_RECORDS)
+        }
 
     def value(self, value: Any) -> Any:
         """Return the value that was written."""
@@ -310,8 +311,8 @@ def _mixture_of(**own: Any) -> Mixture:
     biases = {name: _parameter(bias) for name, bias in own["biases"].items()}
     block.add_module(router_name, PackedRouter(router, own["routing"]))
     block.add_module(experts_name, PackedExperts(own["experts"], biases, own["gating"]))
-    names = path, router_name, experts_name
-    return Mixture(block, *names, "", *own["shared"], None, *own["scales"])
+    (shared, gate), scales = own["shared"], own["scales"]
+    return Mixture(block, path, router_name, experts_name, "", shared, gate, None, *scales)
 
 
 def _projection_of(**own: Any) -> Projection:
