@@ -14,6 +14,7 @@ from ostinato.runner.checkpoints.checkpoint import fingerprint, weight_files
 from ostinato.runner.checkpoints.model_resolver import EMBEDDED_MODELS, resolve_model
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_loader import load_model
+from tests.runner.bench import has_same_weights
 from tests.runner.conftest import Served
 from tests.support.checkpoints import Checkpoints, make_config, save_checkpoint, without_tokenizer
 from tests.support.model_families import EOS_ID, MAX_LENGTH, VOCAB_SIZE
@@ -71,11 +72,10 @@ def test_a_sharded_checkpoint_is_the_same_model(checkpoints: Checkpoints, tmp_pa
     save_checkpoint(tmp_path / "shards", make_config("llama"), max_shard_size="50KB")
     assert len(weight_files(tmp_path / "shards")) > 2
 
-    sharded = load_model(tmp_path / "shards", "float32").model.state_dict()
-
-    whole = load_model(checkpoints.path("llama"), "float32").model.state_dict()
-    assert sharded.keys() == whole.keys()
-    assert all(torch.equal(sharded[name], whole[name]) for name in whole)
+    sharded, whole = (
+        load_model(path, "float32") for path in (tmp_path / "shards", checkpoints.path("llama"))
+    )
+    assert has_same_weights(sharded, whole)
 
 
 def test_the_embedded_model_is_found_by_its_name():

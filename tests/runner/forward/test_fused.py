@@ -51,7 +51,8 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", {}),
     "glm": ("glm", {}),
     "gpt_neox": ("gpt_neox", {}),
-    "ernie4_5": ("ernie4_5", {}),
+    "neighbours by angles in float32": ("ernie4_5", {}),
+    "no RoPE in every fourth layer": ("smollm3", {"num_hidden_layers": 8}),
     "qwen3_moe": ("qwen3_moe", {}),
     **{family: (family, {}) for family in MIXTURES},
     "linear RoPE": (
@@ -93,7 +94,8 @@ def test_fused_packed_and_plain_give_the_same_logits(checkpoints: Checkpoints, k
     fused = load_model(path, dtype)
     expected = own_logits(plain, prompt)
 
-    assert (plain.fused, packed.fused) == (None, None) and fused.fused is not None
+    assert (plain.fused, packed.fused) == (None, None)
+    assert (fused.forward.name, fused.forward.reason) == ("fused", "")
     assert packed_layers(plain) == 0 < packed_layers(packed) == packed_layers(fused)
     for loaded in (packed, fused):
         assert difference(in_steps(loaded, prompt), expected) <= SAME[plain.dtype]
@@ -303,14 +305,12 @@ def test_without_the_library_a_model_runs_its_own_modules(
     assert loaded.forward.reason == "packed weights need the native library"
 
 
-def test_float16_is_packed_on_every_processor(checkpoints: Checkpoints):
-    loaded = load_model(checkpoints.path("llama"), "float16")
-    assert loaded.fused is None and packed_layers(loaded) == 15
-
-
-def test_float64_stays_as_it_is(checkpoints: Checkpoints):
-    loaded = load_model(checkpoints.path("llama"), "float64")
-    assert loaded.fused is None and packed_layers(loaded) == 0
+@pytest.mark.parametrize(("dtype", "num_packed"), [("float16", 15), ("float64", 0)])
+def test_float16_is_packed_on_every_processor_and_float64_stays_as_it_is(
+    checkpoints: Checkpoints, dtype: Any, num_packed: int
+):
+    loaded = load_model(checkpoints.path("llama"), dtype)
+    assert loaded.fused is None and packed_layers(loaded) == num_packed
 
 
 def test_a_long_step_goes_through_in_chunks(
