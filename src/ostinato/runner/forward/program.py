@@ -257,20 +257,15 @@ class StepArguments:
         self._copies = {store: Copies() for store in unique}
         self._kinds: dict[Hashable, tuple[int, Attention, bool, AttentionRecord]] = {}
         self._replaceable: list[tuple[Tensor, Callable[[], Tensor | None]]] = []
-        self._vectors: Take | None = None
-        self._angles: dict[AngleKind, Take] = {}
+        self._tables: list[tuple[Take, Callable[[StepInput], Lookup]]] = []
         self._logit_rows: list[Take] = []
         self.mixers = StepMixers()
 
-    def take_vectors(self, output: Tensor) -> Take:
-        """Return a copy of the input of the first layer."""
-        self._vectors = Take.into(output)
-        return self._vectors
-
-    def take_angles(self, kind: AngleKind, output: Tensor) -> Take:
-        """Return a copy of the angles of a kind."""
-        self._angles[kind] = Take.into(output)
-        return self._angles[kind]
+    def take(self, output: Tensor, look_up: Callable[[StepInput], Lookup]) -> Take:
+        """Return a copy of what is looked up for each row of a step."""
+        take = Take.into(output)
+        self._tables.append((take, look_up))
+        return take
 
     def take_logit_rows(self, table: Tensor, output: Tensor) -> Take:
         """Return a copy of the rows whose logits are computed."""
@@ -315,7 +310,10 @@ class StepArguments:
         assert within(rows, num_rows) and rows.flags.c_contiguous, "rows"
         for take in self._logit_rows:
             take.rows = rows_address
-        tables = self._set_tables(step_input, num_rows)
+        lookups = [look_up(step_input) for _, look_up in self._tables]
+        for (take, _), lookup in zip(self._tables, lookups, strict=True):
+            assert len(lookup.places) == num_rows, "one for each row"
+            take.look_up(lookup)
         self._set_slots(steps, num_rows)
         for layer, part, on_logit_rows, shared in self._kinds.values():
             if on_logit_rows and not len(rows):
@@ -328,19 +326,8 @@ class StepArguments:
             assert original is not None, "weights are replaced, not removed"
             copy.copy_(original)
         if not self.mixers.layers:
-            return tables
-        return tables, self.mixers.set(step_input.step.states, num_rows)
-
-    def _set_tables(self, step_input: StepInput, num_rows: int) -> list[Lookup]:
-        assert self._vectors is not None, "operations"
-        self._vectors.look_up(step_input.vectors)
-        tables = []
-        for kind, take in self._angles.items():
-            lookup = self.angles[kind].of(step_input.positions)
-            assert len(lookup.places) == num_rows, "angles for each row"
-            take.look_up(lookup)
-            tables.append(lookup)
-        return tables
+            return lookups
+        return lookups, self.mixers.set(step_input.step.states, num_rows)
 
     def _set_slots(self, steps: NativeSteps, num_rows: int) -> None:
         for step in dict.fromkeys(steps.values()):

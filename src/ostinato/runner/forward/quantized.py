@@ -4,7 +4,7 @@ Codes are packed once, into the tiles of ``native/src/weights/tiles.h``, and pro
 Scales are stored separately, see ``scale_tiles``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,6 @@ from ostinato.runner.forward.codes import (
     LaterCodes,
     codes_of,
     encode,
-    joined,
     joined_format,
     widened,
 )
@@ -120,36 +119,15 @@ class QuantizedWeight(PackedWeight):
 
     @classmethod
     def nearest(
-        cls, weights: Sequence[Tensor], format: CodeFormat, activations: Activations = PLAIN
+        cls, layers: Layers, format: CodeFormat, activations: Activations = PLAIN
     ) -> "QuantizedWeight":
-        """Quantize weights with the same input below each other, as ``encode`` does."""
-        if format.has_zeros or (format.bits == 4 and not format.has_minima):
-            codes = [encode(weight, format) for weight in weights]
-            return cls(joined(codes), weights[0].dtype, activations)
-        shape = sum(map(len, weights)), weights[0].shape[1]
-        return cls._of_numbers(weights, shape, weights[0].dtype, format, activations)
-
-    @classmethod
-    def of_experts(
-        cls, stack: ExpertStack, format: CodeFormat, activations: Activations = PLAIN
-    ) -> "QuantizedWeight":
-        """Quantize the weights of all experts, one after the other."""
-        shape = stack.out_features, stack.in_features
-        return cls._of_numbers(stack.rows(), shape, stack.weight.dtype, format, activations)
-
-    @classmethod
-    def _of_numbers(
-        cls,
-        parts: Iterable[Tensor],
-        shape: tuple[int, int],
-        dtype: torch.dtype,
-        format: CodeFormat,
-        activations: Activations,
-    ) -> "QuantizedWeight":
-        weight = cls.__new__(cls)
-        weight._allocate(format, shape, torch.bfloat16, dtype, activations)
+        """Quantize numbers below each other, as ``encode`` does, with minima or in 8 bits."""
+        own, weight = members(layers), cls.__new__(cls)
+        shape = sum(member.out_features for member in own), own[0].in_features
+        weight._allocate(format, shape, torch.bfloat16, own[0].weight.dtype, activations)
         memory, first = weight._memory(), 0
-        for part in parts:
+        linears = (member.weight.detach() for member in own)
+        for part in layers.rows() if isinstance(layers, ExpertStack) else linears:
             memory.put_numbers(first, part)
             first += len(part)
         return weight
@@ -353,10 +331,7 @@ class Quantization:
                 return pack_plain(layers)
             tiling = (TILE_OUTPUTS, layers.num_experts) if isinstance(layers, ExpertStack) else ()
             return QuantizedWeight.of_rows(rows, weights[0].dtype, activations, *tiling)
-        if isinstance(layers, ExpertStack):
-            return QuantizedWeight.of_experts(layers, self._format, activations)
-        numbers = [linear.weight.detach() for linear in layers]
-        return QuantizedWeight.nearest(numbers, INT8 if is_head else self._format, activations)
+        return QuantizedWeight.nearest(layers, INT8 if is_head else self._format, activations)
 
     @property
     def _format(self) -> CodeFormat:

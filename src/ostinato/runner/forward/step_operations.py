@@ -39,7 +39,7 @@ from ostinato.runner.forward.decoder import (
     StateMixer,
     sum_of,
 )
-from ostinato.runner.forward.embedding_and_rope import AngleKind
+from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles, Lookup
 from ostinato.runner.forward.mixer_records import GatedNorm, MixerRows
 from ostinato.runner.forward.ops import AddNorm, Gated, Heads, Norm, SplitHeads
 from ostinato.runner.forward.program import (
@@ -49,6 +49,7 @@ from ostinato.runner.forward.program import (
     PythonCall,
     Step,
     StepArguments,
+    StepInput,
     Write,
 )
 from ostinato.runner.forward.stand_ins import call_keywords
@@ -101,10 +102,11 @@ class StepOperations:
     def _add_all(self) -> None:
         """Add the operations of a step, first to last."""
         decoder = self._decoder
-        self._add(self._arguments.take_vectors(self._stream))
+        self._add(self._arguments.take(self._stream, lambda given: given.vectors))
         for kind in {p.angles: None for p in decoder.parts() if isinstance(p, Attention)}:
             if kind is not None:
-                self._add(self._arguments.take_angles(kind, self._angles_of(kind)))
+                look_up = partial(_angles_of_step, self._arguments.angles[kind])
+                self._add(self._arguments.take(self._angles_of(kind), look_up))
         if self._last_mixing is None:
             self._narrow(None)
         for layer in decoder.layers:
@@ -368,6 +370,10 @@ def width_in_arena(decoder: Decoder) -> int:
             widths.add(("gated", feed.down.weight.num_columns))
             widths |= {("shared", width), ("shared gate", 1)} if feed is not part else set()
     return sum(row_stride(width) for _, width in widths)
+
+
+def _angles_of_step(angles: Angles, step_input: StepInput) -> Lookup:
+    return angles.of(step_input.positions)
 
 
 def _rows_of(buffer: Tensor, dim: int) -> Rows:

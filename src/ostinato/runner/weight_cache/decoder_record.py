@@ -10,7 +10,7 @@ left to the modules, as is everything that asks for ``LoadedModel.model``.
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.packed import PackedWeight
 from ostinato.runner.states.store import StateShape
-from ostinato.runner.weight_cache.entry import Record
+from ostinato.runner.weight_cache.entry import EntrySource, Record
 
 _RECORDS: Mapping[str, Any] = {
     kind.__name__: kind
@@ -63,19 +63,6 @@ _COMPARED_POSITIONS = 2**14
 
 class Unkept(Exception):
     """A decoder has a part that is not written down."""
-
-
-class KeptWeights(Protocol):
-    """The weights of an entry, each the same object whenever it is asked for."""
-
-    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return a weight that was not packed."""
-
-    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
-        """Return an embedding of a file's blocks; None if it is plain."""
-
-    def packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
-        """Return a packed weight."""
 
 
 class StaticAngles(nn.Module):
@@ -243,7 +230,7 @@ def _frequencies(rotary: Any, kind: AngleKind) -> tuple[list[float], float]:
     return frequencies.tolist(), float(factor)
 
 
-def decoder_of(record: Record, weights: KeptWeights, dtype: torch.dtype) -> Decoder:
+def decoder_of(record: Record, weights: EntrySource, dtype: torch.dtype) -> Decoder:
     """Return the decoder of a record.
 
     Args:
@@ -268,7 +255,7 @@ def decoder_of(record: Record, weights: KeptWeights, dtype: torch.dtype) -> Deco
 class RecordReader:
     """Reads records."""
 
-    def __init__(self, weights: KeptWeights, dtype: torch.dtype) -> None:
+    def __init__(self, weights: EntrySource, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._makers: dict[str, Callable[..., Any]] = {
             **_RECORDS,

@@ -20,7 +20,7 @@ from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.loading.pretrained import save_tokenizer
 from ostinato.runner.loading.weight_source import WeightSource
 from ostinato.runner.native.packed import PackedWeight
-from ostinato.runner.weight_cache.entry import EntryWriter, Record
+from ostinato.runner.weight_cache.entry import NAMES_BETWEEN, ROPE_FACTORS, EntryWriter, Record
 from ostinato.runner.weight_cache.folder import make_room
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ MIN_BYTES = 2**26
 """Smaller checkpoints are packed in a moment."""
 
 _SHAPES = "shapes"
-
-NAMES_BETWEEN = "+"
-"""Stands between the names of weights that are packed as one."""
 
 
 class Recorder:
@@ -169,7 +166,7 @@ class Recorder:
                 "blocks": self._blocks,
                 "weights": self._weights,
                 _SHAPES: {name: list(shape) for name, shape in source.shapes.items()},
-                "rope factors": None if factors is None else factors.tolist(),
+                ROPE_FACTORS: None if factors is None else factors.tolist(),
             }
 
     def publish(
