@@ -8,9 +8,8 @@ that the library has no operation for is called as it is. Modules do not reveal 
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -53,8 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True, slots=True)
-class _Wiring:
+class _Wiring(NamedTuple):
     """The names of a layer's norms by where they are; None where there is none."""
 
     before_mixer: str | None
@@ -62,16 +60,11 @@ class _Wiring:
     after_mixer: str | None = None
     after_feed: str | None = None
 
-    @property
-    def norms(self) -> frozenset[str]:
-        parts = (self.before_mixer, self.before_feed, self.after_mixer, self.after_feed)
-        return frozenset(part for part in parts if part)
-
 
 _INPUT_NORM = "input_layernorm"
 _ATTENTION_NORM, _FEED_NORM = "post_attention_layernorm", "post_feedforward_layernorm"
 _WIRINGS = {
-    wiring.norms: wiring
+    frozenset(filter(None, wiring)): wiring
     for wiring in (
         _Wiring(_INPUT_NORM, _ATTENTION_NORM),
         _Wiring(_INPUT_NORM, "pre_feedforward_layernorm", _ATTENTION_NORM, _FEED_NORM),

@@ -251,7 +251,7 @@ def _record_of(weight: PackedWeight) -> Record:
     }
     if isinstance(weight, QuantizedWeight):
         record["format"] = dataclasses.astuple(weight.format)
-        record["activations"] = [weight.activations.bits, weight.activations.group_size]
+        record["activations"] = dataclasses.astuple(weight.activations)
         record["is_in_blocks"] = weight.is_in_blocks
     return record
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
@@ -75,16 +75,10 @@ def index_of(built: Assembled, packed: Mapping[int, str]) -> Record | None:
         "probed": probed,
         "hands_step": built.call.hands_step,
         "forward": [built.forward.name, built.forward.reason],
-        "quantization": _quantization_record(built.quantization),
+        "quantization": None
+        if (own := built.quantization) is None
+        else [own.name, own.stored is not None, *astuple(own.activations)],
     }
-
-
-def _quantization_record(quantization: Quantization | None) -> list[object] | None:
-    if quantization is None:
-        return None
-    activations = quantization.activations
-    is_stored = quantization.stored is not None
-    return [quantization.name, is_stored, activations.bits, activations.group_size]
 
 
 def restore_model(
