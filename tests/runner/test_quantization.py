@@ -16,7 +16,8 @@ from ostinato.errors import UnsupportedModel
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears
 from ostinato.runner.forward.plain_layers import is_plain_linear
-from ostinato.runner.forward.structure import unsupported_reason
+from ostinato.runner.forward.stand_ins import Unknown
+from ostinato.runner.forward.structure import describe_decoder
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.quantization import change_by_neighbours, check_quantization, check_rows
 from tests.runner.bench import Bench, random_prompt
@@ -213,7 +214,8 @@ def test_a_layer_that_is_not_what_its_class_says_is_never_packed(name: str):
 def test_a_model_with_an_altered_part_is_not_fused(part: str, checkpoints: Checkpoints):
     """The fused forward would never call it."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoints.path("llama"))
-    assert unsupported_reason(model) is None
+    describe_decoder(model)
     model.get_submodule(part).register_forward_hook(lambda *_: None)
 
-    assert part in str(unsupported_reason(model))
+    with pytest.raises(Unknown, match=part):
+        describe_decoder(model)

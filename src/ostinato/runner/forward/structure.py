@@ -37,7 +37,7 @@ from ostinato.runner.forward.mixer_records import RowGating
 from ostinato.runner.forward.mixer_stand_ins import mixer_of
 from ostinato.runner.forward.ops import HeadShape, Norm, RopeKind
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain
+from ostinato.runner.forward.packing import Pack, pack_linears
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 from ostinato.runner.forward.stand_ins import (
     MixtureNames,
@@ -103,49 +103,36 @@ _ROTARIES = ("rotary_emb", "pos_emb")
 _NOTHING = (nn.Dropout, nn.Identity)
 
 
-def unsupported_reason(
-    model: "PreTrainedModel", styles: Mapping[int, AttentionStyle] | None = None
-) -> str | None:
-    """Return why a model cannot be described; None if it can. Changes nothing."""
-    try:
-        described = _Description(model, styles).decoder()
-    except Unknown as unknown:
-        return str(unknown)
-    if not any(True for _ in described.projections()):
-        reasons = {call.reason for call in described.calls}
-        return "; ".join(sorted(reasons))
-    return None
-
-
-def parse_decoder(
+def describe_decoder(
     model: "PreTrainedModel",
-    styles: Mapping[int, AttentionStyle],
-    pack: Pack = pack_plain,
+    styles: Mapping[int, AttentionStyle] | None = None,
+    for_device: bool = False,
 ) -> Decoder:
-    """Describe a model, and pack its weights as the fused forward reads them.
+    """Describe a model; changes nothing.
 
     Args:
-        model: One for which ``unsupported_reason`` returns None.
-        styles: Parameters of attention by layer, as the layers passed them.
-        pack: Packs weights.
+        model: The model.
+        styles: Parameters of attention by layer, as the layers passed them; None takes those that
+            its modules have.
+        for_device: Whether a device computes it, which has not all of the library's operations.
 
-    Effects: replaces its linear layers by packed ones; the model itself keeps working.
+    Raises:
+        Unknown: It is not built as is known, or all of it would be called.
     """
-    decoder = _Description(model, styles).decoder()
-    settle_frequencies(decoder.rotary)
-    pack_decoder(model, decoder, pack)
-    pack_linears(model, pack)  # those of modules that are called
+    decoder = _Description(model, styles, not for_device).decoder()
+    if not any(True for _ in decoder.projections()):
+        raise Unknown("; ".join(sorted({call.reason for call in decoder.calls})))
     return decoder
 
 
-def describe_decoder(model: "PreTrainedModel", styles: Mapping[int, AttentionStyle]) -> Decoder:
-    """Describe a model for a device, which has not all of the library's operations; packs nothing.
+def pack_model(model: "PreTrainedModel", decoder: Decoder, pack: Pack) -> None:
+    """Pack the weights of a model as the fused forward reads them.
 
-    Args:
-        model: One for which ``unsupported_reason`` returns None.
-        styles: Parameters of attention by layer.
+    Effects: replaces its linear layers by packed ones; the model itself keeps working.
     """
-    return _Description(model, styles, has_library=False).decoder()
+    settle_frequencies(decoder.rotary)
+    pack_decoder(model, decoder, pack)
+    pack_linears(model, pack)  # those of modules that are called
 
 
 def pack_decoder(model: "PreTrainedModel", decoder: Decoder, pack: Pack) -> None:
@@ -164,13 +151,13 @@ def pack_decoder(model: "PreTrainedModel", decoder: Decoder, pack: Pack) -> None
 
 
 class _Description:
-    """A model's parts; see ``parse_decoder``."""
+    """A model's parts; see ``describe_decoder``."""
 
     def __init__(
         self,
         model: "PreTrainedModel",
         styles: Mapping[int, AttentionStyle] | None,
-        has_library: bool = True,
+        has_library: bool,
     ) -> None:
         self._model, self._styles = model, styles
         self._has_library = has_library and model.device.type != "cuda"

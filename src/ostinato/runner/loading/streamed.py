@@ -30,17 +30,13 @@ from ostinato.runner.forward.codes import Activations
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import (
-    Layers,
     Pack,
-    members,
-    names_of,
     pack_linears,
-    pack_plain,
     why_unpacked,
 )
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization
-from ostinato.runner.forward.structure import parse_decoder
+from ostinato.runner.forward.structure import describe_decoder, pack_model
 from ostinato.runner.images.vision import take_encoder
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.loading.fp8_source import fp8_weights, is_fp8
@@ -69,7 +65,7 @@ from ostinato.runner.loading.word_codes import METHODS, activations_of, is_in_wo
 from ostinato.runner.loading.word_source import word_weights
 from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.native.angles import settle_frequencies
-from ostinato.runner.native.packed import PackedWeight, required_library
+from ostinato.runner.native.packed import required_library
 from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
 from ostinato.runner.quantization import quantization_settings
 from ostinato.runner.select_forward import ChosenForward, choose_forward
@@ -234,9 +230,7 @@ def stream_model(
         if recorder is not None:
             recorder.add_encoder(skeleton)
         encoder = take_encoder(skeleton)
-        names = packed_names(skeleton, source)
-        pack = packing(source, names, known.quantization, settings.dtype)
-        forward = complete_model(skeleton, source, known, pack, recorder)
+        forward = complete_model(skeleton, source, known, recorder)
     finally:
         progress.close()
     check_finite(skeleton, forward.fused or call, known.probed)
@@ -400,16 +394,14 @@ def complete_model(
     model: "PreTrainedModel",
     source: WeightSource,
     known: Assembled,
-    pack: Pack,
     recorder: PackingRecorder | None = None,
 ) -> ChosenForward:
     """Give a skeleton all its weights, packed as is known to be right.
 
     Args:
         model: The skeleton.
-        source: Its weights, for those that are not packed.
+        source: Its weights.
         known: What the trial showed.
-        pack: Reads and packs weights.
         recorder: Writes them into the cache folder; None does not.
     """
     dtype, chosen = model.dtype, known.forward
@@ -418,6 +410,7 @@ def complete_model(
         fill(model, source, dtype, frozenset())
         return chosen
     names = packed_names(model, source)
+    pack = source.packing(names, known.quantization, dtype)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = embedding.weight is head.weight
     skipped = {id(weight) for _, weight in packed_weights(model, source)} - {id(embedding.weight)}
@@ -430,7 +423,8 @@ def complete_model(
         pack = recorder.recorded(pack, names)
     with torch.no_grad():
         if chosen.name == "fused":
-            decoder = parse_decoder(model, known.probed.styles_by_layer, pack)
+            decoder = describe_decoder(model, known.probed.styles_by_layer)
+            pack_model(model, decoder, pack)
         else:
             pack_linears(model, pack)
         if recorder is not None:
@@ -444,26 +438,3 @@ def complete_model(
     if recorder is not None and recorder.is_writing:
         recorder.add_others(model, source, chosen.fused is not None)
     return chosen
-
-
-def packing(
-    source: WeightSource,
-    names: Mapping[int, str],
-    quantization: Quantization | None,
-    dtype: torch.dtype,
-) -> Pack:
-    """Return what reads and packs layers: by their codes if a source has them, else by numbers."""
-
-    def pack(layers: Layers, is_head: bool) -> PackedWeight:
-        own = dict(zip(names_of(layers, names), members(layers), strict=True))
-        are_codes = own.keys() <= source.kinds.keys()
-        if quantization is not None and quantization.stored is not None and are_codes:
-            stored = {id(member.weight): source.codes(name) for name, member in own.items()}
-            return replace(quantization, stored=stored)(layers, is_head)
-        for name, member in own.items():
-            if member.weight.is_meta:
-                numbers = source.plain(name, dtype)
-                member.weight = nn.Parameter(numbers, requires_grad=False)
-        return (quantization or pack_plain)(layers, is_head)
-
-    return pack

@@ -7,7 +7,7 @@ class of weights: each of them knows its shape, where its bytes are and how to r
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ostinato.errors import BrokenCheckpoint
-from ostinato.runner.forward.quantized import StoredRows
+from ostinato.runner.forward.packing import Layers, Pack, members, names_of, pack_plain
+from ostinato.runner.forward.quantized import Quantization, StoredRows
+from ostinato.runner.native.packed import PackedWeight
 
 _DTYPES = {
     "F64": torch.float64,
@@ -196,6 +198,31 @@ class WeightSource:
     def codes(self, name: str, num_rows: int | None = None) -> Sequence[StoredRows]:
         """Return a weight of ``kinds``, or its first rows; see ``CheckpointWeight``."""
         return self._weights[name].codes(num_rows)
+
+    def packing(
+        self, names: Mapping[int, str], quantization: Quantization | None, dtype: torch.dtype
+    ) -> Pack:
+        """Return what reads and packs layers: by their codes if there are any, else by numbers.
+
+        Args:
+            names: Names of what is packed, see ``names_of``.
+            quantization: How numbers are packed; one with ``stored`` uses codes.
+            dtype: That of numbers.
+        """
+
+        def pack(layers: Layers, is_head: bool) -> PackedWeight:
+            own = dict(zip(names_of(layers, names), members(layers), strict=True))
+            are_codes = own.keys() <= self.kinds.keys()
+            if quantization is not None and quantization.stored is not None and are_codes:
+                stored = {id(member.weight): self.codes(name) for name, member in own.items()}
+                return replace(quantization, stored=stored)(layers, is_head)
+            for name, member in own.items():
+                if member.weight.is_meta:
+                    numbers = self.plain(name, dtype)
+                    member.weight = nn.Parameter(numbers, requires_grad=False)
+            return (quantization or pack_plain)(layers, is_head)
+
+        return pack
 
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding that is smaller than the plain one; None if there is none."""

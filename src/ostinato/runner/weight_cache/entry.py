@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.forward.codes import Activations, CodeFormat
 from ostinato.runner.forward.packing import Pack, names_of
-from ostinato.runner.forward.quantized import QuantizedWeight
+from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.loading.weight_source import CheckpointWeight, WeightSource
 from ostinato.runner.native.packed import PackedWeight
 from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, PartialFolder, mark_used
@@ -233,7 +233,9 @@ class EntrySource(WeightSource):
         blocks = self.plain(name, dtype).numpy()
         return self._once(f"{name}/{kind}", lambda: BlockEmbedding(blocks, kind, dtype))
 
-    def packing(self, names: Mapping[int, str], dtype: torch.dtype) -> Pack:
+    def packing(
+        self, names: Mapping[int, str], quantization: Quantization | None, dtype: torch.dtype
+    ) -> Pack:
         """Return what packs nothing, but returns what was packed."""
         return lambda layers, _: self.packed(NAMES_BETWEEN.join(names_of(layers, names)), dtype)
 

@@ -21,7 +21,6 @@ from ostinato.runner.loading.streamed import (
     Assembled,
     LoadSettings,
     complete_model,
-    packed_names,
     read_generation_config,
 )
 from ostinato.runner.memory import available_bytes
@@ -144,8 +143,7 @@ def _with_modules(
         if source.index["hands_step"]:
             call.hand_step_to_attention()
         known = Assembled(call, probed, forward, quantization)
-        names = packed_names(skeleton, source)
-        chosen = complete_model(skeleton, source, known, source.packing(names, settings.dtype))
+        chosen = complete_model(skeleton, source, known)
         read_generation_config(skeleton, settings.path)
     return replace(known, forward=chosen)
 
