@@ -73,15 +73,13 @@ def memory_file() -> Path:
 def _remembered_or_new(
     checkpoint: Path, weights: Sequence[Path], piece_read: Callable[[], None]
 ) -> bytes:
+    if (known := remembered(checkpoint, weights)) is not None:
+        return known
     files = fingerprinted_files(checkpoint, tuple(weights))
-    if sum(file.stat().st_size for file in files) < REMEMBERED_BYTES:
-        return fingerprint(checkpoint, tuple(weights), piece_read)
+    is_large = sum(file.stat().st_size for file in files) >= REMEMBERED_BYTES
     key, is_settled = _key(files)
-    known = _read().get(key)
-    if known is not None:
-        return bytes.fromhex(known)
     digest = fingerprint(checkpoint, tuple(weights), piece_read)
-    if is_settled and _key(files)[0] == key:
+    if is_large and is_settled and _key(files)[0] == key:
         _remember(key, digest)
     return digest
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ostinato.runner.block_embedding import StoringModule
 from ostinato.runner.experts.families import Gating, gating_of
 from ostinato.runner.experts.routers import PackedRouter, Routing, family_of
 from ostinato.runner.experts.stack import ExpertStack, padded, stacks_of
@@ -81,7 +82,7 @@ class PackedPart:
         return product
 
 
-class PackedExperts(nn.Module):
+class PackedExperts(StoringModule):
     """Takes the place of the experts of ``transformers``, as ``PackedLinear`` that of a layer.
 
     Attributes:
@@ -116,6 +117,11 @@ class PackedExperts(nn.Module):
             experts._parameters[name] = part.stack.weight
             biases[name] = own._parameters.get(f"{name}_bias") if own.has_bias else None
         return cls(parts, biases, gating, (experts,))
+
+    @property
+    def stored(self) -> Mapping[str, PackedPart]:
+        """The packed weights."""
+        return self.parts
 
     @property
     def num_experts(self) -> int:
@@ -204,27 +210,11 @@ class PackedExperts(nn.Module):
         """Say how many there are."""
         return f"num_experts={self.num_experts}, packed"
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        """Add the weights before the biases."""
-        for name, part in self.parts.items():
-            destination[prefix + name] = part.plain()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
     ) -> None:
-        """Load the weights, then the biases."""
-        own = {prefix + name: part for name, part in self.parts.items()}
-        missing = arguments[2]
-        for name, part in own.items():
-            if name in state_dict:
-                part.load(state_dict[name])
-            else:
-                missing.append(name)
-        others = {name: tensor for name, tensor in state_dict.items() if name not in own}
-        super()._load_from_state_dict(others, prefix, *arguments)
+        """Load the weights, then the biases, and arrange these."""
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
         self.sync()
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ostinato.runner.block_embedding import BlockEmbedding, StoredWeight
+from ostinato.runner.block_embedding import BlockEmbedding, StoredWeight, StoringModule
 from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.native.packed import PackedWeight
 
 
-class PackedLinear(StoredWeight):
+class PackedLinear(StoringModule):
     """A linear layer whose weight is some rows of a packed one.
 
     Attributes:
@@ -45,8 +45,17 @@ class PackedLinear(StoredWeight):
         self.eval()
 
     @property
+    def stored(self) -> Mapping[str, StoredWeight]:
+        """The layer itself."""
+        return {"weight": self}
+
+    @property
     def weight(self) -> Tensor:
-        """The weight as in ``nn.Linear``; an unpacked copy, unless it is tied."""
+        """The weight as in ``nn.Linear``; see ``plain``."""
+        return self.plain()
+
+    def plain(self) -> Tensor:
+        """Return the weight as in ``nn.Linear``; an unpacked copy, unless it is tied."""
         (tied,) = self.tied
         if isinstance(tied, BlockEmbedding):
             return tied.weight
@@ -78,7 +87,7 @@ class PackedLinear(StoredWeight):
             tied.copy_(weight)
         self.packed.replace(self.first_row, weight)
 
-    def sync_tied(self) -> None:
+    def sync(self) -> None:
         """Pack the embedding again, if the weight is tied to it."""
         (tied,) = self.tied
         if isinstance(tied, BlockEmbedding):
@@ -97,4 +106,4 @@ class PackedLinear(StoredWeight):
         """Load the weight; a tied one is loaded with the embedding."""
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         if prefix + "weight" not in state_dict:
-            self.sync_tied()
+            self.sync()

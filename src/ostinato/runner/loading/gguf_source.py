@@ -148,14 +148,11 @@ def gguf_source(path: Path, model: "PreTrainedModel") -> WeightSource | None:
         return None
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     config, stacks = model.config.get_text_config(), dict(expert_weights(model))
-    names = _model_names(model, architecture)
     weights: dict[str, CheckpointWeight] = {}
-    for name, tensor in tensors.items():
-        own = names.get(name) or names.get(name.removesuffix(".weight"))
-        if own is not None:
-            has_one = architecture in _WITH_ADDED_ONE and name.endswith("norm.weight")
-            order = _order_of_heads(tensor, config) if architecture == _WITH_TURNED_HEADS else None
-            weights[own] = GgufWeight(tensor, order, -1.0 if has_one else 0.0)
+    for own, tensor in _named_tensors(reader, model).items():
+        has_one = architecture in _WITH_ADDED_ONE and tensor.name.endswith("norm.weight")
+        order = _order_of_heads(tensor, config) if architecture == _WITH_TURNED_HEADS else None
+        weights[own] = GgufWeight(tensor, order, -1.0 if has_one else 0.0)
     experts = _experts_of(tensors, stacks, architecture, config.num_hidden_layers)
     for own, parts in experts.items():
         weights[own] = GgufExperts(parts, stacks[own.removesuffix("_bias")])
@@ -173,17 +170,18 @@ def _order_of_heads(tensor: Any, config: Any) -> Any:
     return np.arange(_shape(tensor)[0]).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _model_names(model: "PreTrainedModel", architecture: str) -> dict[str, str]:
-    """Return the names of a model's weights by their names in a file."""
-    from transformers import modeling_gguf_pytorch_utils
+def _named_tensors(reader: Any, model: "PreTrainedModel") -> dict[str, Any]:
+    """Return the tensors of a file by the names of a model's weights."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_utils
 
-    processor = modeling_gguf_pytorch_utils.TENSOR_PROCESSORS.get(
-        architecture, modeling_gguf_pytorch_utils.TensorProcessor
-    )
-    names: dict[str, str] = modeling_gguf_pytorch_utils.get_gguf_hf_weights_map(
-        model, processor(config={})
-    )
-    return names
+    processors, default = gguf_utils.TENSOR_PROCESSORS, gguf_utils.TensorProcessor
+    processor = processors.get(architecture_of(reader), default)(config={})
+    names: dict[str, str] = gguf_utils.get_gguf_hf_weights_map(model, processor)
+    return {
+        own: tensor
+        for tensor in reader.tensors
+        if (own := names.get(tensor.name) or names.get(tensor.name.removesuffix(".weight")))
+    }
 
 
 def _experts_of(
@@ -220,19 +218,15 @@ def codes_of_file(path: Path, model: "PreTrainedModel") -> Quantization | None:
         model: Its model.
     """
     reader = gguf.GGUFReader(str(path))
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    names = {
-        model_name: name
-        for name, model_name in _model_names(model, architecture_of(reader)).items()
-    }
+    tensors = _named_tensors(reader, model)
+    tied = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
     config = model.config.get_text_config()
     heads = {config.num_attention_heads, config.num_key_value_heads}
     stored: dict[int, list[LaterCodes]] = {}
     kinds: set[str] = set()
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
-        tied = "token_embd.weight" if module is head else ""
-        tensor = tensors.get(names.get(f"{name}.weight", ""), tensors.get(tied))
+        tensor = tensors.get(f"{name}.weight", tied if module is head else None)
         if not is_plain_linear(module) or tensor is None or tensor.tensor_type.name in PLAIN_KINDS:
             continue
         kinds.add(tensor.tensor_type.name)
