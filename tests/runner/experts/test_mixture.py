@@ -11,11 +11,10 @@ from ostinato.runner.experts.mixture import (
     PackedExperts,
     is_experts,
     pack_mixtures,
-    unpack_mixtures,
     why_modules,
 )
 from ostinato.runner.experts.routers import PackedRouter
-from ostinato.runner.forward.packing import pack_linears, pack_plain
+from ostinato.runner.forward.packing import pack_linears, pack_plain, unpack_linears
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.weight_refs import replace_weights, weight_bytes, weight_places
 from ostinato.runner.settings import QuantizationName
@@ -174,7 +173,7 @@ def test_packed_experts_have_the_names_and_numbers_of_the_plain_ones(family: str
     block.load_state_dict(plain)
     assert torch.equal(call(block, rows), before)
     assert weight_bytes(block) >= sum(tensor.nbytes for tensor in plain.values())
-    unpack_mixtures(block)
+    unpack_linears(block)
     assert not any(isinstance(m, (PackedExperts, PackedRouter)) for m in block.modules())
     assert all(torch.equal(block.state_dict()[name], tensor) for name, tensor in plain.items())
 

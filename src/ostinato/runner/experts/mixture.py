@@ -293,21 +293,16 @@ def pack_mixtures(model: nn.Module, pack: Callable[[ExpertStack], PackedWeight])
     Effects: replaces modules of the model, and frees the experts' weights.
     """
     num_packed = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if is_experts(child) and why_unpacked_experts(child) is None:
-                setattr(parent, name, PackedExperts.of(child, pack))
-                num_packed += 1
-            elif (family := family_of(child)) is not None:
-                setattr(parent, name, PackedRouter(child, Routing.of(child, family)))
+    for parent, name, child in with_parents(model):
+        if is_experts(child) and why_unpacked_experts(child) is None:
+            setattr(parent, name, PackedExperts.of(child, pack))
+            num_packed += 1
+        elif (family := family_of(child)) is not None:
+            setattr(parent, name, PackedRouter(child, Routing.of(child, family)))
     return num_packed
 
 
-def unpack_mixtures(model: nn.Module) -> None:
-    """Put the modules of ``transformers`` back."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, PackedExperts):
-                setattr(parent, name, child.unpacked())
-            elif isinstance(child, PackedRouter):
-                setattr(parent, name, child.origin[0])
+def with_parents(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Return all modules in a model, each after its parent and its name in it."""
+    parents = list(model.modules())
+    return [(parent, name, own) for parent in parents for name, own in parent.named_children()]

@@ -144,6 +144,10 @@ class PackedRouter(nn.Module):
         """Pack the weight again, after it was replaced."""
         self._packed.replace(0, self._linear.weight.detach().to(self.dtype))
 
+    def unpacked(self) -> nn.Module:
+        """Return the router of ``transformers``."""
+        return self.origin[0]
+
     @property
     def suffix(self) -> str:
         """What the name of its weight has more than its own; adapters name it so."""

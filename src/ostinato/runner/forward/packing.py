@@ -13,7 +13,12 @@ import torch
 import transformers
 from torch import nn
 
-from ostinato.runner.experts.mixture import expert_weights, pack_mixtures, unpack_mixtures
+from ostinato.runner.experts.mixture import (
+    PackedExperts,
+    expert_weights,
+    pack_mixtures,
+    with_parents,
+)
 from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -75,8 +80,7 @@ def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
     )
     linears = [
         (parent, name, child)
-        for parent in list(model.modules())
-        for name, child in parent.named_children()
+        for parent, name, child in with_parents(model)
         if is_plain_linear(child) and not isinstance(parent, PackedRouter)
     ]
     for parent, name, linear in linears:
@@ -115,12 +119,10 @@ def share_in_linears(model: nn.Module) -> float:
 
 
 def unpack_linears(model: nn.Module) -> None:
-    """Make all packed layers and experts plain again."""
-    unpack_mixtures(model)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, PackedLinear):
-                setattr(parent, name, child.unpacked())
+    """Put plain linear layers, and the experts and routers of ``transformers``, back."""
+    for parent, name, child in with_parents(model):
+        if isinstance(child, (PackedLinear, PackedExperts, PackedRouter)):
+            setattr(parent, name, child.unpacked())
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:
