@@ -6,8 +6,7 @@ norms have one added; and the RoPE of Llama 3.1 and later is scaled by a tensor 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,11 @@ from torch import Tensor
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.gguf_file import architecture_of
 from ostinato.runner.experts.mixture import expert_weights
-from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import Codes, LaterCodes, encode
 from ostinato.runner.forward.gguf_codes import NEAREST, PLAIN_KINDS, BlockRows, dequantized
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
+from ostinato.runner.loading.merged_experts import MergedExperts
 from ostinato.runner.loading.weight_source import CheckpointWeight, FileRange, WeightSource
 
 if TYPE_CHECKING:
@@ -39,17 +38,25 @@ _ROPE_FACTORS = "rope_freqs.weight"
 class GgufWeight(CheckpointWeight):
     """A tensor of a file, whose last dimension is a row; a vector is one."""
 
-    def __init__(self, tensor: Any, order: Any = None, offset: float = 0.0) -> None:
+    def __init__(
+        self,
+        where: FileRange,
+        type_: gguf.GGMLQuantizationType,
+        shape: tuple[int, ...],
+        order: Tensor | None = None,
+        offset: float = 0.0,
+    ) -> None:
         """Read nothing.
 
         Args:
-            tensor: As the reader describes it.
+            where: Its bytes.
+            type_: Their format.
+            shape: As the model has it.
             order: The place of each output in the file; None if they are in order.
             offset: Added to all numbers.
         """
-        where = FileRange(tensor.path, tensor.data_offset, int(tensor.data.nbytes))
-        super().__init__(_shape(tensor), (where,))
-        self.format = self._type = tensor.tensor_type
+        super().__init__(shape, (where,))
+        self.format = self._type = type_
         self._order, self._offset = order, offset
         self._num_rows = math.prod(self.shape[:-1])
         self._row_bytes = where.num_bytes // self._num_rows
@@ -70,27 +77,12 @@ class GgufWeight(CheckpointWeight):
 
     def codes(self, num_rows: int | None = None) -> list[BlockRows]:
         """Return the weight, or its first rows, to be read when it is packed."""
-        order = None if self._order is None else torch.from_numpy(self._order)
         count = self._num_rows if num_rows is None else num_rows
-        return [BlockRows(self.kind, count, self.shape[1], self.blocks, order)]
+        return [BlockRows(self.kind, count, self.shape[1], self.blocks, self._order)]
 
     def embedding(self, dtype: torch.dtype) -> BlockEmbedding | None:
         """Return an embedding of the file's blocks; None if they are plain numbers."""
         return BlockEmbedding(self._rows(None), self._type.name, dtype) if self.kind else None
-
-    def expert(self, index: int, dtype: torch.dtype) -> Tensor:
-        """Return the numbers of an expert, which the first dimension counts."""
-        blocks = self._expert_blocks(index, 0, self._num_rows // self.shape[0])
-        return dequantized(blocks, self._type, dtype).view(self.shape[1:])
-
-    def expert_codes(self, index: int) -> BlockRows:
-        """Return the rows of an expert, to be read when they are packed."""
-        _, count, width = self.shape
-        return BlockRows(self._type.name, count, width, partial(self._expert_blocks, index))
-
-    def _expert_blocks(self, index: int, first: int, last: int) -> Any:
-        begin = index * (self._num_rows // self.shape[0])
-        return self.blocks(begin + first, begin + last)
 
     def _rows(self, num_rows: int | None) -> Any:
         """Read rows as bytes, in the order of the model."""
@@ -98,40 +90,10 @@ class GgufWeight(CheckpointWeight):
         last = count if num_rows is None or order is not None else min(num_rows, count)
         rows = self.blocks(0, last)
         if order is not None and count == 1:
-            rows = rows.reshape(len(order), -1)[order].reshape(1, -1)
+            rows = rows.reshape(len(order), -1)[order.numpy()].reshape(1, -1)
         elif order is not None:
-            rows = rows[order]
+            rows = rows[order.numpy()]
         return rows if num_rows is None else rows[:num_rows]
-
-
-class GgufExperts(CheckpointWeight):
-    """A weight or a bias of all experts of a layer, of which the file has each part as a tensor."""
-
-    def __init__(self, parts: Sequence[Any], stack: ExpertStack) -> None:
-        """Read nothing; the model has the parts as a stack has them."""
-        self._parts, self._stack = [GgufWeight(part) for part in parts], stack
-        num_experts, rows, *width = self._parts[0].shape
-        shape = [len(parts) * rows, *width]
-        ranges = [where for part in self._parts for where in part.ranges]
-        super().__init__((num_experts, *(shape[::-1] if stack.is_transposed else shape)), ranges)
-        formats = {part.tensor_type.name for part in parts}
-        if len(formats) == 1 and not formats <= PLAIN_KINDS:
-            (self.kind,) = formats
-
-    def plain(self, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return the weight, or as many whole experts."""
-        stack = self._stack
-        numbers = torch.empty((num_rows or self.shape[0], *self.shape[1:]), dtype=dtype)
-        for index, own in enumerate(numbers):
-            parts = [part.expert(index, dtype) for part in self._parts]
-            rows = torch.stack(parts, 1).flatten(0, 1) if stack.is_interleaved else torch.cat(parts)
-            own.copy_(rows.T if stack.is_transposed and rows.ndim == 2 else rows)
-        return numbers
-
-    def codes(self, num_rows: int | None = None) -> list[BlockRows]:
-        """Return the parts of each expert, one after the other."""
-        experts = range(num_rows or self.shape[0])
-        return [part.expert_codes(index) for index in experts for part in self._parts]
 
 
 def gguf_source(path: Path, model: "PreTrainedModel") -> WeightSource | None:
@@ -152,22 +114,39 @@ def gguf_source(path: Path, model: "PreTrainedModel") -> WeightSource | None:
     for own, tensor in _named_tensors(reader, model).items():
         has_one = architecture in _WITH_ADDED_ONE and tensor.name.endswith("norm.weight")
         order = _order_of_heads(tensor, config) if architecture == _WITH_TURNED_HEADS else None
-        weights[own] = GgufWeight(tensor, order, -1.0 if has_one else 0.0)
+        own_type, offset = tensor.tensor_type, -1.0 if has_one else 0.0
+        weights[own] = GgufWeight(_range(tensor), own_type, _shape(tensor), order, offset)
     experts = _experts_of(tensors, stacks, architecture, config.num_hidden_layers)
     for own, parts in experts.items():
-        weights[own] = GgufExperts(parts, stacks[own.removesuffix("_bias")])
+        by_expert = list(zip(*map(_experts_in, parts), strict=True))
+        stack = stacks[own.removesuffix("_bias")]
+        weights[own] = MergedExperts(by_expert, stack.is_transposed, stack.is_interleaved)
     factors = tensors.get(_ROPE_FACTORS)
     return WeightSource(weights, None if factors is None else torch.tensor(np.array(factors.data)))
 
 
-def _order_of_heads(tensor: Any, config: Any) -> Any:
+def _experts_in(tensor: Any) -> list[GgufWeight]:
+    """Return the weight, or the bias, of each expert in a tensor."""
+    num_experts, *shape = _shape(tensor)
+    ranges = _range(tensor).split(num_experts)
+    return [GgufWeight(where, tensor.tensor_type, tuple(shape)) for where in ranges]
+
+
+def _range(tensor: Any) -> FileRange:
+    return FileRange(tensor.path, tensor.data_offset, int(tensor.data.nbytes))
+
+
+def _order_of_heads(tensor: Any, config: Any) -> Tensor | None:
     """Return the order of the rows of queries or keys in the model; None for other tensors."""
     num_heads = config.num_attention_heads
     heads = {"attn_q": num_heads, "attn_k": config.num_key_value_heads or num_heads}
     count = next((heads[part] for part in heads if f".{part}." in tensor.name), None)
-    if count is None:
-        return None
-    return np.arange(_shape(tensor)[0]).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
+    return None if count is None else _turned(_shape(tensor)[0], count)
+
+
+def _turned(num_rows: int, num_heads: int) -> Tensor:
+    """Return the order in which rows of heads are in halves, where they are in pairs."""
+    return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
 def _named_tensors(reader: Any, model: "PreTrainedModel") -> dict[str, Any]:
@@ -257,4 +236,4 @@ def _orders(num_rows: int, heads: Iterable[int]) -> Iterator[Tensor]:
     """Yield possible orders of the rows of queries and keys."""
     for count in heads:
         if num_rows % (2 * count) == 0:
-            yield torch.arange(num_rows).view(count, -1, 2).transpose(1, 2).reshape(-1)
+            yield _turned(num_rows, count)

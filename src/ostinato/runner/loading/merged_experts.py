@@ -38,14 +38,24 @@ _MERGED = (
 
 
 class MergedExperts(CheckpointWeight):
-    """A weight of all experts of a layer."""
+    """A weight, or a bias, of all experts of a layer."""
 
-    def __init__(self, experts: Sequence[Sequence[CheckpointWeight]]) -> None:
-        """Take the weights of each expert, all of one shape, which are below each other."""
-        self._experts, (rows, width) = experts, experts[0][0].shape
+    def __init__(
+        self,
+        experts: Sequence[Sequence[CheckpointWeight]],
+        is_transposed: bool = False,
+        is_interleaved: bool = False,
+    ) -> None:
+        """Take the parts of each expert, all of one shape; a model has them as ``ExpertStack``."""
+        self._experts = experts
+        self._is_transposed, self._is_interleaved = is_transposed, is_interleaved
         own = [part for parts in experts for part in parts]
-        shape = len(experts), len(experts[0]) * rows, width
-        super().__init__(shape, [where for part in own for where in part.ranges])
+        rows, *width = own[0].shape
+        shape = [len(experts[0]) * rows, *width]
+        super().__init__(
+            (len(experts), *(shape[::-1] if is_transposed else shape)),
+            [where for part in own for where in part.ranges],
+        )
         kinds = {part.kind for part in own}
         self.kind = "" if "" in kinds else max(kinds)
 
@@ -54,8 +64,12 @@ class MergedExperts(CheckpointWeight):
         experts = self._experts[:num_rows]
         merged = torch.empty(len(experts), *self.shape[1:], dtype=dtype)
         for numbers, parts in zip(merged, experts, strict=True):
-            for rows, part in zip(numbers.chunk(len(parts)), parts, strict=True):
-                rows.copy_(part.plain(dtype))
+            rows = numbers.T if self._is_transposed and numbers.ndim == 2 else numbers
+            for place, part in enumerate(parts):
+                own = rows[place :: len(parts)]
+                if not self._is_interleaved:
+                    own = rows.chunk(len(parts))[place]
+                own.copy_(part.plain(dtype))
         return merged
 
     def codes(self, num_rows: int | None = None) -> list[StoredRows]:

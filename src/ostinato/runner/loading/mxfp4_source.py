@@ -24,7 +24,8 @@ from torch import Tensor
 from ostinato.errors import BrokenCheckpoint
 from ostinato.runner.forward.codes import TABLES
 from ostinato.runner.forward.gguf_codes import BlockRows
-from ostinato.runner.loading.weight_source import CheckpointWeight, PlainWeight
+from ostinato.runner.loading.merged_experts import MergedExperts
+from ostinato.runner.loading.weight_source import CheckpointWeight, FileRange, PlainWeight
 from ostinato.runner.native.code_packing import MXFP4_PAIRS
 
 _GROUP = 32
@@ -33,49 +34,39 @@ _PLACES = (*range(8, 16), *range(7, -1, -1))
 """The place in the table of each nibble: a sign, and a size."""
 
 
-class Mxfp4Experts(CheckpointWeight):
-    """A weight of all experts as blocks and scales; its inputs are before its outputs."""
+class Mxfp4Weight(CheckpointWeight):
+    """An expert's weight as blocks and scales."""
 
     kind = "MXFP4"
 
-    def __init__(self, blocks: PlainWeight, scales: PlainWeight, num_parts: int) -> None:
+    def __init__(
+        self, blocks: FileRange, scales: FileRange, shape: tuple[int, int], num_parts: int
+    ) -> None:
         """Take two parts that take turns, gates and ups, or one."""
-        num_experts, self._outputs, self._groups, _ = blocks.shape
-        shape = num_experts, self._groups * _GROUP, self._outputs
-        super().__init__(shape, (blocks.where, scales.where))
-        self._num_parts = num_parts
+        super().__init__(shape, (blocks, scales))
+        self._num_parts, self._groups = num_parts, shape[1] // _GROUP
 
     def plain(self, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return the weight, or as many whole experts."""
-        num_outputs = self._outputs
-        numbers = torch.empty((num_rows or self.shape[0], *self.shape[1:]), dtype=dtype)
+        """Return the weight, or its first rows."""
         table = torch.tensor(TABLES["mxfp4"], dtype=torch.float32)[list(_PLACES)] / 2
-        for expert in range(len(numbers)):
-            rows = torch.from_numpy(self._rows(expert, 0, 1, 0, num_outputs))
-            blocks = rows.view(num_outputs, -1, 1 + _GROUP // 2)
-            nibbles = torch.stack((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1).flatten(2)
-            exponents = blocks[..., :1].int() - 127
-            numbers[expert] = torch.ldexp(table[nibbles.int()], exponents).flatten(1).T
-        return numbers
+        rows = torch.from_numpy(self._rows(0, 1, 0, num_rows or self.shape[0]))
+        blocks = rows.view(len(rows), -1, 1 + _GROUP // 2)
+        nibbles = torch.stack((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1).flatten(2)
+        exponents = blocks[..., :1].int() - 127
+        return torch.ldexp(table[nibbles.int()], exponents).flatten(1).to(dtype)
 
     def codes(self, num_rows: int | None = None) -> list[BlockRows]:
-        """Return of each expert gates and ups, or what leads back."""
-        count, num_parts = self._outputs // self._num_parts, self._num_parts
-        return [
-            BlockRows(
-                MXFP4_PAIRS, count, self.shape[1], partial(self._rows, expert, part, num_parts)
-            )
-            for expert in range(num_rows or self.shape[0])
-            for part in range(num_parts)
-        ]
+        """Return gates and ups, or what leads back, to be read when they are packed."""
+        num_parts, (num_outputs, num_inputs) = self._num_parts, self.shape
+        count = num_outputs // num_parts
+        reads = [partial(self._rows, part, num_parts) for part in range(num_parts)]
+        return [BlockRows(MXFP4_PAIRS, count, num_inputs, read) for read in reads]
 
-    def _rows(
-        self, expert: int, part: int, num_parts: int, first: int, last: int
-    ) -> NDArray[np.uint8]:
-        """Read rows of an expert's part: before the bytes of each block, its scale."""
+    def _rows(self, part: int, num_parts: int, first: int, last: int) -> NDArray[np.uint8]:
+        """Read rows of a part: before the bytes of each block, its scale."""
         blocks, scales = self.ranges
         groups, size = self._groups, _GROUP // 2
-        begin, count = expert * self._outputs + first * num_parts, (last - first) * num_parts
+        begin, count = first * num_parts, (last - first) * num_parts
         rows = np.empty((last - first, groups, 1 + size), np.uint8)
         for where, width, to in ((scales, 1, rows[..., :1]), (blocks, size, rows[..., 1:])):
             content = where.read(begin * groups * width, count * groups * width, num_parts)
@@ -102,5 +93,14 @@ def mxfp4_weights(stored: Mapping[str, PlainWeight]) -> dict[str, CheckpointWeig
                 f"{shape[:-1]}, both of bytes"
             )
         del weights[name], weights[f"{weight}_scales"]
-        weights[weight] = Mxfp4Experts(blocks, scales, 1 + name.count(_INTERLEAVED))
+        num_experts, num_outputs, num_groups, _ = shape
+        own = num_outputs, num_groups * _GROUP
+        num_parts = 1 + name.count(_INTERLEAVED)
+        experts = [
+            [Mxfp4Weight(of_blocks, of_scales, own, num_parts)]
+            for of_blocks, of_scales in zip(
+                blocks.where.split(num_experts), scales.where.split(num_experts), strict=True
+            )
+        ]
+        weights[weight] = MergedExperts(experts, is_transposed=True)
     return weights

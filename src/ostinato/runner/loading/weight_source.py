@@ -54,6 +54,11 @@ class FileRange:
     num_bytes: int
     on_read: Callable[[int], object] = lambda _: None
 
+    def split(self, count: int) -> list["FileRange"]:
+        """Return so many parts of one size."""
+        size = self.num_bytes // count
+        return [FileRange(self.path, self.start + n * size, size) for n in range(count)]
+
     def read(
         self, first: int = 0, num_bytes: int | None = None, times: int = 1
     ) -> NDArray[np.uint8]:
