@@ -85,12 +85,9 @@ def test_the_embedded_model_is_found_by_its_name():
     assert loaded.tokenizer is not None and loaded.max_model_len >= 2048
 
 
-def test_several_end_of_sequence_ids_are_all_known(checkpoints: Checkpoints):
-    assert load_model(checkpoints.path("llama", eos_token_id=[1, 5])).eos_token_ids == {1, 5}
-
-
-def test_a_model_without_end_of_sequence_id_has_none(checkpoints: Checkpoints):
-    assert load_model(checkpoints.path("llama", eos_token_id=None)).eos_token_ids == frozenset()
+@pytest.mark.parametrize(("given", "expected"), [([1, 5], {1, 5}), (None, set())])
+def test_all_end_of_sequence_ids_are_known(checkpoints: Checkpoints, given: Any, expected: Any):
+    assert load_model(checkpoints.path("llama", eos_token_id=given)).eos_token_ids == expected
 
 
 def test_loading_prints_nothing(checkpoints: Checkpoints, capfd: pytest.CaptureFixture[str]):

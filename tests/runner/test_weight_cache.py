@@ -47,6 +47,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def writer(cache: Path) -> EntryWriter:
+    cache.mkdir(parents=True)
+    return EntryWriter(2**20)
+
+
+@pytest.fixture
 def llama(checkpoints: Checkpoints) -> Path:
     return checkpoints.path("llama")
 
@@ -410,13 +416,12 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     assert again.mapped_bytes == 0 and "others can write to" in caplog.text
 
 
-def test_of_two_writers_one_publishes(llama: Path, cache: Path):
+def test_of_two_writers_one_publishes(writer: EntryWriter, cache: Path):
     """Both go on with what they wrote."""
-    cache.mkdir(parents=True)
-    writers = EntryWriter(2**20), EntryWriter(2**20)
-    numbers = [writer.add("a", torch.arange(5)) for writer in writers]
-    for writer in writers:
-        writer.publish("key")
+    writers = writer, EntryWriter(2**20)
+    numbers = [each.add("a", torch.arange(5)) for each in writers]
+    for each in writers:
+        each.publish("key")
 
     assert [kept.folder.name for kept in entries()] == ["key"]
     assert [path.name for path in cache.iterdir()] == ["key"]
@@ -424,10 +429,8 @@ def test_of_two_writers_one_publishes(llama: Path, cache: Path):
     assert torch.equal(Entry.open(cache / "key").tensor("a"), torch.arange(5))
 
 
-def test_what_a_killed_process_left_is_removed(llama: Path, cache: Path):
+def test_what_a_killed_process_left_is_removed(llama: Path, writer: EntryWriter, cache: Path):
     """But not what another one is writing."""
-    cache.mkdir(parents=True)
-    writer = EntryWriter(2**20)
     killed = cache / ".partial-killed"
     killed.mkdir()
     (killed / "weights.bin").write_bytes(b"half")
@@ -467,9 +470,7 @@ def test_mapped_weights_have_to_fit_with_the_keys_and_values(
         second(llama, monkeypatch, dtype="bfloat16")
 
 
-def test_a_tensor_of_any_dtype_and_shape_is_mapped_as_it_was(cache: Path):
-    cache.mkdir(parents=True)
-    writer = EntryWriter(2**20)
+def test_a_tensor_of_any_dtype_and_shape_is_mapped_as_it_was(writer: EntryWriter, cache: Path):
     tensors = {
         "vector": torch.randn(7, dtype=torch.bfloat16),
         "cube": torch.randint(-5, 5, (3, 2, 5), dtype=torch.int8),
@@ -487,11 +488,9 @@ def test_a_tensor_of_any_dtype_and_shape_is_mapped_as_it_was(cache: Path):
 
 
 def test_weights_are_mapped_on_a_system_with_pages_of_16_kib(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    writer: EntryWriter, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Files align tensors to 4,096 bytes; macOS maps at multiples of 16,384 alone."""
-    cache.mkdir(parents=True)
-    writer = EntryWriter(2**20)
     tensors = {name: torch.randn(1000 + n) for n, name in enumerate("abcdef")}
     for name, tensor in tensors.items():
         writer.add(name, tensor)
