@@ -9,7 +9,7 @@ left to the modules, as is everything that asks for ``LoadedModel.model``.
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -49,7 +49,7 @@ from ostinato.runner.weight_cache.entry import EntrySource, Record
 _RECORDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(Attention, FeedForward, Branch, DecoderLayer, Norm, HeadShape, Rope),
+        *(Decoder, DecoderLayer, Branch, Attention, FeedForward, Norm, HeadShape, Rope),
         *(AngleKind, AttentionStyle, Activation, RopeKind, AngleLayout),
         *(Routing, RouterFamily, Gating, KVSpec, LayerKV, StateShape),
         *(StateMixer, MixerShape, MixerWeights, RowGating),
@@ -71,6 +71,7 @@ class StaticAngles(nn.Module):
     def __init__(self, kinds: Mapping[str, tuple[Sequence[float], float]]) -> None:
         """Take frequencies and a factor for each kind of layer; ``""`` is the only kind."""
         super().__init__()
+        self.kinds = kinds
         self.rope_type = {kind or None: "default" for kind in kinds}
         self._kinds = {
             kind: (torch.tensor(frequencies, dtype=torch.float32), factor)
@@ -121,14 +122,8 @@ class RecordWriter:
             raise Unkept(type(embedding).__name__)
         if decoder.calls or decoder.edit_logits is not None:
             raise Unkept("modules are called")
-        return {
-            "embedding": f"{self._modules[id(embedding)]}.weight",
-            "embedding_scale": decoder.embedding_scale,
-            "angles": self._angles(decoder),
-            "layers": [self.value(layer) for layer in decoder.layers],
-            "norm": self.value(decoder.norm),
-            "head": self.value(decoder.head),
-        }
+        record: Record = self.value(replace(decoder, rotary=self._angles(decoder)))
+        return record
 
     def value(self, value: object) -> Any:
         """Write a value: a plain one, a weight, or a record of these."""
@@ -146,6 +141,10 @@ class RecordWriter:
             return {_KIND: "packed", "name": _known(self._packed, id(value))}
         if isinstance(value, torch.dtype):
             return {_KIND: "dtype", "name": str(value).removeprefix("torch.")}
+        if isinstance(value, (nn.Embedding, BlockEmbedding)):
+            return {_KIND: "embedding", "name": f"{self._modules[id(value)]}.weight"}
+        if isinstance(value, StaticAngles):
+            return self._record("StaticAngles", kinds=value.kinds)
         if isinstance(value, Projection):
             return self._projection(value)
         if isinstance(value, PackedPart):
@@ -192,24 +191,23 @@ class RecordWriter:
             biases=[linear.bias for linear in linears],
         )
 
-    def _angles(self, decoder: Decoder) -> Record | None:
-        """Write frequencies down, if angles computed from them are the module's, bit by bit."""
+    def _angles(self, decoder: Decoder) -> StaticAngles | None:
+        """Return what computes angles from frequencies, if they are the module's, bit by bit."""
         rotary: Any = decoder.rotary
         if rotary is None:
             return None
         attentions = [part for part in decoder.parts() if isinstance(part, Attention)]
         kinds = {each.angles for each in attentions} - {None}
-        record = {kind.layer_type or "": _frequencies(rotary, kind) for kind in kinds if kind}
-        dtype = decoder.head.weight.dtype
+        angles = StaticAngles({k.layer_type or "": _frequencies(rotary, k) for k in kinds if k})
+        dtype, positions = decoder.head.weight.dtype, np.arange(_COMPARED_POSITIONS)
         for kind in kinds:
             ours, own = (
-                Angles(module, torch.empty(0, dtype=dtype), kind).own(np.arange(first, last))
-                for module in (StaticAngles(record), rotary)
-                for first, last in ((0, _COMPARED_POSITIONS),)
+                Angles(module, torch.empty(0, dtype=dtype), kind).own(positions)
+                for module in (angles, rotary)
             )
             if not all(map(torch.equal, ours, own)):
                 raise Unkept("other angles")
-        return record
+        return angles
 
 
 def _known(names: Mapping[int, str], address: int) -> str:
@@ -238,29 +236,20 @@ def decoder_of(record: Record, weights: EntrySource, dtype: torch.dtype) -> Deco
         weights: The entry's.
         dtype: Compute dtype.
     """
-    reading, name = RecordReader(weights, dtype), record["embedding"]
-    embedding = weights.embedding(name, dtype)
-    if embedding is None:
-        embedding = nn.Embedding.from_pretrained(weights.plain(name, dtype))
-    return Decoder(
-        embedding=cast("nn.Embedding | BlockEmbedding", embedding),
-        embedding_scale=record["embedding_scale"],
-        rotary=None if record["angles"] is None else StaticAngles(record["angles"]),
-        layers=tuple(reading.value(layer) for layer in record["layers"]),
-        norm=reading.value(record["norm"]),
-        head=reading.value(record["head"]),
-    )
+    return cast(Decoder, RecordReader(weights, dtype).value(record))
 
 
 class RecordReader:
     """Reads records."""
 
     def __init__(self, weights: EntrySource, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+        self._weights, self._dtype = weights, dtype
         self._makers: dict[str, Callable[..., Any]] = {
             **_RECORDS,
             "mapping": dict,
             "tensor": lambda name: weights.plain(name, dtype),
+            "embedding": self._embedding,
+            "StaticAngles": StaticAngles,
             "packed": lambda name: weights.packed(name, dtype),
             "dtype": lambda name: getattr(torch, name),
             "projection": _projection_of,
@@ -277,6 +266,12 @@ class RecordReader:
         parts = {name: self.value(part) for name, part in value.items() if name != _KIND}
         kind = self._makers[value[_KIND]]
         return kind[parts["name"]] if isinstance(kind, enum.EnumType) else kind(**parts)
+
+    def _embedding(self, name: str) -> nn.Module:
+        embedding = self._weights.embedding(name, self._dtype)
+        if embedding is None:
+            embedding = nn.Embedding.from_pretrained(self._weights.plain(name, self._dtype))
+        return embedding
 
     def _part(self, **own: Any) -> PackedPart:
         weight = empty_weight(own["shape"], self._dtype)
