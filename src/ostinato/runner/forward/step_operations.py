@@ -214,18 +214,16 @@ class StepOperations:
         on_logit_rows = self._on_logit_rows
 
         def run(num_rows: int) -> None:
-            self._call(part, inputs[:num_rows], output[:num_rows], on_logit_rows)
+            step_input = self._arguments.step_input
+            adapters = step_input.adapters
+            if adapters is not None and on_logit_rows:
+                adapters = adapters.of_rows(step_input.logit_rows)
+            with self._calls.during(step_input.step, adapters):
+                total = sum_of(part.modules, inputs[:num_rows], partial(self._keywords, part))
+            output[:num_rows] = total
 
         self._add(PythonCall(run))
         return output[: self._arena.rows_per_chunk]
-
-    def _call(self, part: Call, rows: Tensor, output: Tensor, on_logit_rows: bool) -> None:
-        step_input = self._arguments.step_input
-        adapters = step_input.adapters
-        if adapters is not None and on_logit_rows:
-            adapters = adapters.of_rows(step_input.logit_rows)
-        with self._calls.during(step_input.step, adapters):
-            output.copy_(sum_of(part.modules, rows, partial(self._keywords, part)))
 
     def _keywords(self, part: Call, module: nn.Module) -> dict[str, Any]:
         if not part.mixes:
