@@ -1,8 +1,7 @@
 """An embedding whose rows stay in the blocks of a GGUF file; looked-up rows are dequantized."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import gguf
 import numpy as np
@@ -14,27 +13,28 @@ from torch import Tensor, nn
 class StoredWeight(Protocol):
     """A weight that is no parameter."""
 
-    def plain(self) -> Tensor:
-        """Return the weight as a plain module has it; a copy, unless it is another's."""
+    @property
+    def weight(self) -> Tensor:
+        """The weight as a plain module has it; a copy, unless it is another's."""
 
     def load(self, weight: Tensor) -> None:
         """Replace the weight by one of the same shape."""
 
 
-class StoringModule(nn.Module, ABC):
+class StoringModule(nn.Module):
     """A module of which some weights are saved and loaded as if they were parameters."""
 
     @property
-    @abstractmethod
     def stored(self) -> Mapping[str, StoredWeight]:
-        """These weights by name."""
+        """These weights by name; by default there is one, which is the module itself."""
+        return {"weight": cast(StoredWeight, self)}
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         """Add the weights before the parameters, as plain modules do."""
         for name, stored in self.stored.items():
-            weight = stored.plain()
+            weight = stored.weight
             destination[prefix + name] = weight if keep_vars else weight.detach()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
@@ -97,17 +97,8 @@ class BlockEmbedding(StoringModule):
         return self._blocks.nbytes if self._table is None else self._table.nbytes
 
     @property
-    def stored(self) -> Mapping[str, StoredWeight]:
-        """The embedding itself."""
-        return {"weight": self}
-
-    @property
     def weight(self) -> Tensor:
         """All rows as in ``nn.Embedding``; a dequantized copy."""
-        return self.plain()
-
-    def plain(self) -> Tensor:
-        """Return all rows, dequantized."""
         return self.rows(torch.arange(self.num_embeddings))
 
     def rows(self, ids: Tensor) -> Tensor:

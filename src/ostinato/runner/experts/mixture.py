@@ -64,8 +64,9 @@ class PackedPart:
         self.shape, self.dtype = stack.weight.shape, packed.dtype
         stack.weight = empty_weight(stack.weight.shape, packed.dtype)
 
-    def plain(self) -> Tensor:
-        """Return a copy of the weight in the layout of the model."""
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the weight in the layout of the model."""
         return self.stack.weight_of(self.packed.plain())
 
     def load(self, weight: Tensor) -> None:
@@ -203,7 +204,7 @@ class PackedExperts(StoringModule):
         """Return the module of ``transformers`` with its weights."""
         (experts,) = self.origin
         for name, part in self.parts.items():
-            experts._parameters[name] = nn.Parameter(part.plain(), requires_grad=False)
+            experts._parameters[name] = nn.Parameter(part.weight, requires_grad=False)
         return experts
 
     def extra_repr(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ostinato.runner.block_embedding import BlockEmbedding, StoredWeight, StoringModule
+from ostinato.runner.block_embedding import BlockEmbedding, StoringModule
 from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.native.packed import PackedWeight
 
@@ -45,17 +45,8 @@ class PackedLinear(StoringModule):
         self.eval()
 
     @property
-    def stored(self) -> Mapping[str, StoredWeight]:
-        """The layer itself."""
-        return {"weight": self}
-
-    @property
     def weight(self) -> Tensor:
-        """The weight as in ``nn.Linear``; see ``plain``."""
-        return self.plain()
-
-    def plain(self) -> Tensor:
-        """Return the weight as in ``nn.Linear``; an unpacked copy, unless it is tied."""
+        """The weight as in ``nn.Linear``; an unpacked copy, unless it is tied."""
         (tied,) = self.tied
         if isinstance(tied, BlockEmbedding):
             return tied.weight

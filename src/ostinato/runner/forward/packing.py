@@ -56,15 +56,19 @@ def members(layers: Layers) -> Sequence[nn.Linear | ExpertStack]:
     return [layers] if isinstance(layers, ExpertStack) else layers
 
 
+def key_of(member: nn.Linear | ExpertStack) -> int:
+    """Return what names a linear layer, whose weight may be replaced, or experts."""
+    return id(member.weight if isinstance(member, ExpertStack) else member)
+
+
 def names_of(layers: Layers, names: Mapping[int, str]) -> list[str]:
     """Return the names of what is packed into one weight.
 
     Args:
         layers: What is packed.
-        names: By the ids of linear layers, and of experts' weights.
+        names: By what ``key_of`` returns.
     """
-    keys = [layers.weight] if isinstance(layers, ExpertStack) else layers
-    return [names[id(key)] for key in keys]
+    return [names[key_of(member)] for member in members(layers)]
 
 
 def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:

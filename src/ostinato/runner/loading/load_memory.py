@@ -1,6 +1,6 @@
 """Checks that a model fits in free memory before its weights are read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +10,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.runner.experts.mixture import expert_weights
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.kv.kv_store import KVSpec
-from ostinato.runner.loading.weight_source import WeightSource
+from ostinato.runner.loading.weight_source import WeightSource, packed_members
 from ostinato.runner.memory import available_bytes
 from ostinato.runner.native.code_packing import BLOCK_KINDS
 
@@ -36,7 +36,6 @@ _BITS = {"int8": 8.125, "int4": 5.0, "w8a8": 8.125, "w4a8": 5.0}
 def check_memory(
     model: "PreTrainedModel",
     source: WeightSource,
-    names: Mapping[int, str],
     quantization: Quantization | None,
     kv: int,
 ) -> None:
@@ -45,7 +44,6 @@ def check_memory(
     Args:
         model: Its skeleton.
         source: Its weights.
-        names: Names of the linear layers' weights, by their ids.
         quantization: How they are packed.
         kv: Bytes that settings ask for keys and values.
 
@@ -54,13 +52,13 @@ def check_memory(
     """
     free = available_bytes()
     name = None if quantization is None else quantization.name
-    weights, packing = _needed(model, source, names, name)
+    weights, packing = _needed(model, source, name)
     total = weights + max(packing, kv) + STEP_BYTES
     if free is None or total <= free:
         return
     advice = []
     for other in ("int8", "int4"):
-        own_weights, own_packing = _needed(model, source, names, other)
+        own_weights, own_packing = _needed(model, source, other)
         if (own := own_weights + max(own_packing, kv) + STEP_BYTES) <= free:
             advice.append(f"quantization={other!r} ({gib(own)})")
     if weights + packing + STEP_BYTES <= free:
@@ -76,10 +74,10 @@ def check_memory(
 def _needed(
     model: "PreTrainedModel",
     source: WeightSource,
-    names: Mapping[int, str],
     quantization: str | None,
 ) -> tuple[int, int]:
     """Return the bytes that stay, and those of the largest product while it is packed."""
+    names = {id(own.weight): name for name, own in packed_members(model, source)}
     head, item_bytes = model.get_output_embeddings(), model.dtype.itemsize
     experts = {id(stack.weight) for _, stack in expert_weights(model)}
     stays, largest = 0.0, 0

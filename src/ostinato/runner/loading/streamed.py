@@ -11,7 +11,7 @@ load as ``transformers`` would, are loaded by it: most experts in GGUF files, we
 quantized in some formats, and checkpoints that have more weights than the model, or fewer.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -24,21 +24,19 @@ from transformers import PreTrainedConfig
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.load_progress import LoadProgress
-from ostinato.runner.experts.mixture import expert_weights, is_experts
-from ostinato.runner.experts.routers import router_linears
+from ostinato.runner.experts.mixture import is_experts
 from ostinato.runner.forward.codes import Activations
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import (
     Pack,
+    key_of,
     pack_linears,
     why_unpacked,
 )
-from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.structure import describe_decoder, pack_model
 from ostinato.runner.images.vision import take_encoder
-from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.loading.fp8_source import fp8_weights, is_fp8
 from ostinato.runner.loading.gguf_source import gguf_source
 from ostinato.runner.loading.load_memory import KVBytes, check_memory
@@ -59,6 +57,7 @@ from ostinato.runner.loading.weight_source import (
     Weights,
     WeightSource,
     are_numbers,
+    packed_members,
     safetensors,
 )
 from ostinato.runner.loading.word_codes import METHODS, activations_of, is_in_words
@@ -201,8 +200,11 @@ def stream_model(
     num_layers = min(all_layers, max(2, trial_layers(skeleton, spec, states, styles)))
     if num_layers > max(2, all_layers // 2):
         return None
-    _check_memory(settings, skeleton, source, spec)
-    kinds = {source.kinds.get(name, "") for name in packed_names(skeleton, source).values()} - {""}
+    quantization = settings.quantization
+    if quantization is None and settings.forward != "plain" and source.kinds:
+        quantization = Quantization("stored", {})
+    check_memory(skeleton, source, quantization, settings.kv_bytes(spec, settings.dtype))
+    kinds = {source.kinds.get(name, "") for name, _ in packed_members(skeleton, source)} - {""}
     trial = _run_trial(settings, source, num_layers, f"{prefix}{', '.join(sorted(kinds))}")
     # What was seen without weights holds for the layers that were tried.
     tried, tried_states = trial.probed, trial.probed.states.layers
@@ -266,16 +268,6 @@ def read_generation_config(model: "PreTrainedModel", path: Path) -> None:
     """Give a model the generation settings of its directory, if there are any."""
     if not path.is_file() and (path / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(path)
-
-
-def _check_memory(
-    settings: LoadSettings, skeleton: "PreTrainedModel", source: WeightSource, spec: KVSpec
-) -> None:
-    names = {id(weight): name for name, weight in packed_weights(skeleton, source)}
-    quantization = settings.quantization
-    if quantization is None and settings.forward != "plain" and source.kinds:
-        quantization = Quantization("stored", {})
-    check_memory(skeleton, source, names, quantization, settings.kv_bytes(spec, settings.dtype))
 
 
 def _has_more_than_a_decoder(model: "PreTrainedModel", dtype: torch.dtype) -> bool:
@@ -344,8 +336,8 @@ def _run_trial(
     is_unpacked = why_unpacked(settings.dtype, torch.device("cpu")) is not None
     if quantization is None and settings.forward != "plain" and not is_unpacked:
         stored = {
-            id(weight): source.codes(name, len(weight))
-            for name, weight in packed_weights(model, source)
+            id(own.weight): source.codes(name, len(own.weight))
+            for name, own in packed_members(model, source)
             if name in source.kinds
         }
         if is_own := bool(stored):
@@ -354,31 +346,6 @@ def _run_trial(
     if quantization is not None and is_own:  # of all layers, codes are read when they are packed
         quantization = replace(quantization, stored={})
     return Assembled(call, probed, chosen, quantization)
-
-
-def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear, str]]:
-    """Return a model's plain linear layers, and the names of their weights in a source."""
-    first: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name in source.shapes:
-            first.setdefault(id(parameter), name)
-    own = router_linears(model)
-    linears = [each for each in model.modules() if is_plain_linear(each) and each not in own]
-    return [(linear, first[id(linear.weight)]) for linear in linears]
-
-
-def packed_weights(model: nn.Module, source: WeightSource) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the names in a source of what is packed, linear layers and experts, and the weights."""
-    for linear, name in linear_names(model, source):
-        yield name, cast(nn.Parameter, linear.weight)
-    for name, stack in expert_weights(model):
-        yield name, stack.weight
-
-
-def packed_names(model: nn.Module, source: WeightSource) -> dict[int, str]:
-    """Return the names of what is packed, by the ids of linear layers and of experts' weights."""
-    names = {id(linear): name for linear, name in linear_names(model, source)}
-    return names | {id(stack.weight): name for name, stack in expert_weights(model)}
 
 
 def scale_rope(model: "PreTrainedModel", source: WeightSource) -> None:
@@ -409,11 +376,12 @@ def complete_model(
     if chosen.name == "plain":
         fill(model, source, dtype, frozenset())
         return chosen
-    names = packed_names(model, source)
+    own = packed_members(model, source)
+    names = {key_of(member): name for name, member in own}
     pack = source.packing(names, known.quantization, dtype)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = embedding.weight is head.weight
-    skipped = {id(weight) for _, weight in packed_weights(model, source)} - {id(embedding.weight)}
+    skipped = {id(member.weight) for _, member in own} - {id(embedding.weight)}
     keep_blocks(model, source, dtype)
     if isinstance(model.get_input_embeddings(), BlockEmbedding):
         skipped.add(id(head.weight))

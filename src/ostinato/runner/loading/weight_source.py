@@ -17,7 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ostinato.errors import BrokenCheckpoint
+from ostinato.runner.experts.mixture import expert_weights
+from ostinato.runner.experts.routers import router_linears
+from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.packing import Layers, Pack, members, names_of, pack_plain
+from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, StoredRows
 from ostinato.runner.native.packed import PackedWeight
 
@@ -233,6 +237,19 @@ class WeightSource:
         """Return an embedding that is smaller than the plain one; None if there is none."""
         weight = self._weights.get(name)
         return None if weight is None else weight.embedding(dtype)
+
+
+def packed_members(
+    model: nn.Module, source: WeightSource
+) -> list[tuple[str, nn.Linear | ExpertStack]]:
+    """Return what is packed, linear layers and experts, and the names of weights in a source."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in source.shapes:
+            first.setdefault(id(parameter), name)
+    own = router_linears(model)
+    linears = [each for each in model.modules() if is_plain_linear(each) and each not in own]
+    return [*((first[id(linear.weight)], linear) for linear in linears), *expert_weights(model)]
 
 
 def are_numbers(weights: Weights) -> bool:
