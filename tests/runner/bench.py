@@ -21,9 +21,12 @@ from ostinato.core.ids import SequenceId, SlotId
 from ostinato.core.plan import CopyRun, SampleTask, ScheduledSequence, StateCopy, StepPlan
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.attention.backend import AttentionBackend
+from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.experts.mixture import PackedExperts
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_runner import ModelRunner
+from ostinato.runner.native.packed import PackedWeight, required_library
 
 NO_EOS = 10**6
 """An end-of-sequence id that no model ever samples."""
@@ -165,6 +168,28 @@ def own_attention(loaded: LoadedModel) -> Iterator[None]:
         yield
     finally:
         loaded.model.set_attn_implementation("ostinato")
+
+
+def has_same_weights(one: LoadedModel, other: LoadedModel) -> bool:
+    """Whether two models have the same weights by name, to the bit."""
+    own, expected = one.model.state_dict(), other.model.state_dict()
+    return own.keys() == expected.keys() and all(torch.equal(own[n], expected[n]) for n in own)
+
+
+def packed_experts(loaded: LoadedModel) -> list[PackedWeight]:
+    """The weights of all experts, gates and ups before what leads back."""
+    experts = [m for m in loaded.model.modules() if isinstance(m, PackedExperts)]
+    return [part.packed for each in experts for part in each.parts.values()]
+
+
+def has_same_bits_in_any_steps(loaded: LoadedModel) -> bool:
+    """Whether a prompt has the same logits whole, by token and in chunks, beside a stranger."""
+    attention = NativeAttention(required_library())
+    whole, *others = (
+        logits_in_steps(Bench(loaded, block_size=16, attention=attention), random_prompt(1, 21), n)
+        for n in ([21], [1] * 21, [5, 16], [20, 1])
+    )
+    return all(torch.equal(each, whole) for each in others)
 
 
 def logits_in_steps(bench: Bench, prompt: list[int], lengths: Sequence[int]) -> Tensor:

@@ -11,27 +11,9 @@ from ostinato.errors import OstinatoError, UnsupportedModel
 from ostinato.runner.loading.model_support import auto_class
 from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints, make_config, save_checkpoint
-from tests.support.instruction_sets import needs_library
 
 MAX_WEIGHTS = 20_000_000
 SMALL: dict[str, Any] = {"num_local_experts": 2, "num_experts": 2, "n_routed_experts": 2}
-
-
-@needs_library
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_rope_of_neighbours_in_full_precision_is_fused(checkpoints: Checkpoints, dtype: Any):
-    """ERNIE 4.5 turns neighbours by angles in float32."""
-    loaded = load_model(checkpoints.path("ernie4_5"), dtype)
-
-    assert (loaded.forward.name, loaded.forward.reason) == ("fused", "")
-
-
-@needs_library
-def test_layers_without_rope_among_others_are_fused(checkpoints: Checkpoints):
-    """SmolLM3: every fourth."""
-    loaded = load_model(checkpoints.path("smollm3", num_hidden_layers=8), "bfloat16")
-
-    assert (loaded.forward.name, loaded.forward.reason) == ("fused", "")
 
 
 def test_text_only_llama_4_is_loaded_or_refused_for_its_chunks(checkpoints: Checkpoints):

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from ostinato.errors import BrokenCheckpoint
 from ostinato.runner.forward.weight_refs import weight_bytes
-from ostinato.runner.loading.fp8_source import Fp8Source
 from ostinato.runner.model_loader import load_model
+from tests.runner.experts.test_stored_codes import stacked
 from tests.support.checkpoints import Checkpoints
 from tests.support.fp8 import BLOCK, Scales, save_fp8
 from tests.support.instruction_sets import needs_library
@@ -52,26 +52,17 @@ def test_weights_are_codes_times_scales(
     loaded = load_model(path, "bfloat16", weight_cache_bytes=0)
 
     assert loaded.forward.name == "fused"
-    own, count = loaded.model.state_dict(), 0
-    for name, weight in numbers_of(path, scales).items():
-        layer, _, rest = name.partition(".experts.")
-        if rest:
-            index, part, _ = rest.split(".")
-            stack = own[f"{layer}.experts.{'down' if part == 'down_proj' else 'gate_up'}_proj"]
-            halves = stack[int(index)].chunk(2) if part != "down_proj" else (stack[int(index)],)
-            kept = halves[part == "up_proj"]
-        else:
-            kept = own[name]
-        assert torch.equal(kept, weight.to(kept.dtype)), name
-        count += 1
-    assert count > 20
+    numbers = numbers_of(path, scales)
+    for name, kept in stacked(numbers, loaded.model.state_dict()).items():
+        assert torch.equal(kept, numbers[name].to(kept.dtype)), name
+    assert len(numbers) > 20
 
 
 def test_weights_are_quantized_to_8_bits_while_they_are_read(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """One at a time: all together exist neither in float32 nor in the compute dtype."""
-    monkeypatch.setattr(Fp8Source, "state", None)
+    monkeypatch.setattr("ostinato.runner.model_loader.read_whole", None)
     path = checkpoints.path("qwen3_moe", **SIZES["qwen3_moe"])
     fp8 = save_fp8(path, tmp_path / "fp8", "block")
     plain = load_model(fp8, "bfloat16", weight_cache_bytes=0)

@@ -20,7 +20,7 @@ from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.loading import pretrained
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.library import Isa
-from tests.runner.bench import own_logits, random_prompt
+from tests.runner.bench import has_same_weights, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import TEMPLATE, save_gguf
 from tests.support.model_families import EOS_ID, MAX_LENGTH, VOCAB_SIZE
@@ -45,8 +45,7 @@ def test_a_file_is_the_model_that_it_was_made_of(plain_file: Path, checkpoint: P
     assert loaded.path == plain_file and loaded.dtype == torch.float32
     assert (loaded.max_model_len, loaded.vocab_size) == (MAX_LENGTH, VOCAB_SIZE)
     assert loaded.eos_token_ids == {EOS_ID}
-    weights = load_model(plain_file, forward="plain").model.state_dict()
-    assert all(torch.equal(w, weights[n]) for n, w in original.model.state_dict().items())
+    assert has_same_weights(load_model(plain_file, forward="plain"), original)
 
 
 def test_a_large_file_is_computed_in_bfloat16_unless_another_dtype_is_set(
@@ -173,15 +172,14 @@ def test_a_split_model_is_read_from_any_of_its_parts(checkpoint: Path, tmp_path:
     for source in (first, files[-1]):
         loaded = load_model(source)
         assert loaded.path == first and loaded.forward.name == whole.forward.name
-        theirs = whole.model.state_dict()
-        assert all(torch.equal(w, theirs[n]) for n, w in loaded.model.state_dict().items())
+        assert has_same_weights(loaded, whole)
 
 
 def test_a_split_model_without_one_of_its_parts_is_refused(checkpoint: Path, tmp_path: Path):
     first = save_gguf(tmp_path / "split.gguf", checkpoint, tensors_per_part=11)
     weight_files(first)[1].unlink()
 
-    for source in (first, weight_files_of(tmp_path)[-1]):
+    for source in (first, sorted(tmp_path.glob("*.gguf"))[-1]):
         with pytest.raises(BrokenCheckpoint, match=r"1 of the \d parts .* missing: split-00002-of"):
             load_model(source)
 
@@ -234,14 +232,9 @@ def test_a_tied_embedding_is_kept_in_the_blocks_of_the_file(
 
     embedding = loaded.model.get_input_embeddings()
     assert isinstance(embedding, BlockEmbedding) == (kind == "Q4_0")
-    weights = plain.model.state_dict()
-    assert all(torch.equal(w, weights[n]) for n, w in loaded.model.state_dict().items())
+    assert has_same_weights(loaded, plain)
     prompt = random_prompt(1, 12)
     assert torch.allclose(own_logits(loaded, prompt), own_logits(plain, prompt), atol=1e-4)
-
-
-def weight_files_of(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.gguf"))
 
 
 def test_a_model_type_that_transformers_does_not_read_is_refused(checkpoint: Path, tmp_path: Path):
@@ -251,21 +244,15 @@ def test_a_model_type_that_transformers_does_not_read_is_refused(checkpoint: Pat
         load_model(path)
 
 
-@pytest.mark.parametrize("kept", [0.0001, 0.01, 0.9])
-def test_a_truncated_file_is_refused(kept: float, plain_file: Path, tmp_path: Path):
-    content = plain_file.read_bytes()
-    path = tmp_path / "torn.gguf"
-    path.write_bytes(content[: int(len(content) * kept)])
+@pytest.mark.parametrize("kept", [0.0001, 0.01, 0.9, "another format"])
+def test_a_truncated_file_and_one_of_another_format_are_refused(
+    kept: float | str, plain_file: Path, tmp_path: Path
+):
+    content, path = plain_file.read_bytes(), tmp_path / "torn.gguf"
+    is_other, said = isinstance(kept, str), r"torn\.gguf .*not a complete GGUF file"
+    path.write_bytes(b"\x89PNG and more" if is_other else content[: int(len(content) * kept)])
 
-    with pytest.raises(BrokenCheckpoint, match=r"torn\.gguf .*not a complete GGUF file"):
-        load_model(path)
-
-
-def test_a_file_of_another_format_is_refused(tmp_path: Path):
-    path = tmp_path / "picture.gguf"
-    path.write_bytes(b"\x89PNG and more")
-
-    with pytest.raises(BrokenCheckpoint, match="does not begin with 'GGUF'"):
+    with pytest.raises(BrokenCheckpoint, match="begin with 'GGUF'" if is_other else said):
         load_model(path)
 
 

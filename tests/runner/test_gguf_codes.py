@@ -18,7 +18,7 @@ from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading.gguf_source import codes_of_file, equal_codes
 from ostinato.runner.model_loader import load_model
-from tests.runner.bench import own_logits, random_prompt
+from tests.runner.bench import has_same_weights, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
@@ -47,8 +47,7 @@ def test_a_file_runs_from_its_own_codes(checkpoints: Checkpoints, tmp_path: Path
     assert layers and all(layer.format.bits == bits for layer in layers)
     assert loaded.weight_format == f"codes of the file (GGUF {kind})"
     assert loaded.fingerprint != plain.fingerprint
-    theirs, ours = plain.model.state_dict(), loaded.model.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert has_same_weights(loaded, plain)
     prompt = random_prompt(1, 12)
     assert torch.allclose(own_logits(loaded, prompt), own_logits(plain, prompt), atol=1e-4)
 
@@ -64,7 +63,7 @@ def test_weights_that_no_codes_give_exactly_take_the_nearest_of_8_bits(
             weight.add_(1e-3)
         quantization = codes_of_file(file, model)
     assert quantization is not None and quantization.stored
-    assert {codes.format.bits for codes in quantization.stored.values()} == {8}
+    assert {codes.format.bits for (codes,) in quantization.stored.values()} == {8}
 
 
 def test_a_file_with_plain_weights_has_no_codes(checkpoints: Checkpoints, tmp_path: Path):

@@ -14,6 +14,7 @@ from ostinato.runner.checkpoints.checkpoint import fingerprint, weight_files
 from ostinato.runner.checkpoints.model_resolver import EMBEDDED_MODELS, resolve_model
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_loader import load_model
+from tests.runner.bench import has_same_weights
 from tests.runner.conftest import Served
 from tests.support.checkpoints import Checkpoints, make_config, save_checkpoint, without_tokenizer
 from tests.support.model_families import EOS_ID, MAX_LENGTH, VOCAB_SIZE
@@ -71,11 +72,10 @@ def test_a_sharded_checkpoint_is_the_same_model(checkpoints: Checkpoints, tmp_pa
     save_checkpoint(tmp_path / "shards", make_config("llama"), max_shard_size="50KB")
     assert len(weight_files(tmp_path / "shards")) > 2
 
-    sharded = load_model(tmp_path / "shards", "float32").model.state_dict()
-
-    whole = load_model(checkpoints.path("llama"), "float32").model.state_dict()
-    assert sharded.keys() == whole.keys()
-    assert all(torch.equal(sharded[name], whole[name]) for name in whole)
+    sharded, whole = (
+        load_model(path, "float32") for path in (tmp_path / "shards", checkpoints.path("llama"))
+    )
+    assert has_same_weights(sharded, whole)
 
 
 def test_the_embedded_model_is_found_by_its_name():
@@ -85,12 +85,9 @@ def test_the_embedded_model_is_found_by_its_name():
     assert loaded.tokenizer is not None and loaded.max_model_len >= 2048
 
 
-def test_several_end_of_sequence_ids_are_all_known(checkpoints: Checkpoints):
-    assert load_model(checkpoints.path("llama", eos_token_id=[1, 5])).eos_token_ids == {1, 5}
-
-
-def test_a_model_without_end_of_sequence_id_has_none(checkpoints: Checkpoints):
-    assert load_model(checkpoints.path("llama", eos_token_id=None)).eos_token_ids == frozenset()
+@pytest.mark.parametrize(("given", "expected"), [([1, 5], {1, 5}), (None, set())])
+def test_all_end_of_sequence_ids_are_known(checkpoints: Checkpoints, given: Any, expected: Any):
+    assert load_model(checkpoints.path("llama", eos_token_id=given)).eos_token_ids == expected
 
 
 def test_loading_prints_nothing(checkpoints: Checkpoints, capfd: pytest.CaptureFixture[str]):

@@ -1,6 +1,5 @@
 """gpt-oss as it is published, and as a GGUF file: experts stay in the 4 bits of MXFP4."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,12 @@ import torch
 import transformers
 
 from ostinato.errors import BrokenCheckpoint
-from ostinato.runner.attention.native_backend import NativeAttention
-from ostinato.runner.experts.mixture import PackedExperts
 from ostinato.runner.forward.gguf_codes import BlockRows
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.loaded_model import LoadedModel
-from ostinato.runner.loading.mxfp4_source import Mxfp4Source
+from ostinato.runner.loading.mxfp4_source import Mxfp4Weight
 from ostinato.runner.model_loader import load_model
-from ostinato.runner.native.packed import required_library
-from tests.runner.bench import Bench, logits_in_steps, random_prompt
+from tests.runner.bench import has_same_bits_in_any_steps, packed_experts
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
@@ -51,12 +47,8 @@ def published(checkpoints: Checkpoints, tmp_path: Path) -> Path:
 
 
 def formats_of(loaded: LoadedModel) -> set[str]:
-    return {
-        str(part.packed.format) if isinstance(part.packed, QuantizedWeight) else "plain"
-        for module in loaded.model.modules()
-        if isinstance(module, PackedExperts)
-        for part in module.parts.values()
-    }
+    weights = packed_experts(loaded)
+    return {str(w.format) if isinstance(w, QuantizedWeight) else "plain" for w in weights}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -83,45 +75,31 @@ def test_no_layer_of_a_published_checkpoint_is_ever_plain(
     published: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """But for the 16 experts of each layer that the trial compares with the modules."""
-    num_plain: list[int] = []
-    plain = Mxfp4Source.plain
+    unpacked: list[Mxfp4Weight] = []
+    plain = Mxfp4Weight.plain
 
-    def counted(self: Mxfp4Source, name: str, *arguments: Any) -> torch.Tensor:
-        numbers = plain(self, name, *arguments)
-        if name in self.kinds:
-            num_plain.append(len(numbers))
-        return numbers
+    def noted(self: Mxfp4Weight, *arguments: Any) -> torch.Tensor:
+        unpacked.append(self)
+        return plain(self, *arguments)
 
-    monkeypatch.setattr(Mxfp4Source, "plain", counted)
+    monkeypatch.setattr(Mxfp4Weight, "plain", noted)
     load_model(published, "bfloat16", weight_cache_bytes=0)
 
-    assert num_plain == [16] * 4
+    assert len(unpacked) == len(set(unpacked)) == 4 * 16
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
     published: Path, dtype: Any
 ):
-    loaded = load_model(published, dtype, weight_cache_bytes=0)
-    prompt = random_prompt(1, 21)
-
-    def logits_in(lengths: list[int]) -> torch.Tensor:
-        bench = Bench(loaded, block_size=16, attention=NativeAttention(required_library()))
-        return logits_in_steps(bench, prompt, lengths)
-
-    alone = logits_in([21])
-    assert all(torch.equal(logits_in(lengths), alone) for lengths in ([1] * 21, [5, 16]))
-
-
-def rows_of(blocks: Any) -> Callable[[int, int], Any]:
-    return lambda first, last: blocks[first:last]
+    assert has_same_bits_in_any_steps(load_model(published, dtype, weight_cache_bytes=0))
 
 
 def test_experts_of_any_width_are_filled_up_to_whole_tiles():
     """Each of 48 outputs, where tiles have 32."""
     rows = torch.randn(3, 48, 64).view(-1, 64).numpy()
     blocks = gguf.quantize(rows, gguf.GGMLQuantizationType.Q4_0).reshape(3, 48, -1)
-    parts = [BlockRows("Q4_0", 48, 64, rows_of(own)) for own in blocks]
+    parts = [BlockRows("Q4_0", 48, 64, lambda a, b, own=own: own[a:b]) for own in blocks]
 
     packed = QuantizedWeight.of_rows(parts, torch.float32, unit=32).plain().view(3, 64, 64)
 

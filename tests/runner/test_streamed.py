@@ -25,7 +25,7 @@ from ostinato.runner.loading.streamed import stream_model
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.probe import observe_without_weights
 from ostinato.runner.states.store import StateSpec
-from tests.runner.bench import Bench, random_prompt
+from tests.runner.bench import Bench, has_same_weights, random_prompt
 from tests.support.checkpoints import Checkpoints, make_config
 from tests.support.images import PROCESSORS, image_checkpoint, picture
 
@@ -79,25 +79,39 @@ def same(one: LoadedModel, other: LoadedModel) -> None:
     assert one.kv_spec == other.kv_spec and one.state_spec == other.state_spec
     assert one.fingerprint == other.fingerprint
     assert one.eos_token_ids == other.eos_token_ids and one.weight_format == other.weight_format
-    ours, theirs = one.model.state_dict(), other.model.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert has_same_weights(one, other)
     assert one.size == other.size
     buffers = dict(other.model.named_buffers())
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in one.model.named_buffers())
     assert torch.equal(logits_of(one), logits_of(other))
 
 
+SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("qwen3", {"tie_word_embeddings": True}, {"dtype": "bfloat16", "quantization": "int8"}),
+    ("qwen3", {"tie_word_embeddings": False}, {"dtype": "bfloat16", "quantization": "int4"}),
+    ("llama", {}, {"dtype": "float64", "forward": "plain"}),
+    ("llama", {}, {"dtype": "float16", "forward": "packed"}),
+]
+"""Weights that are quantized while they are read, and models that are not fused."""
+
+
 @pytest.mark.one_case_in(2)
-@pytest.mark.parametrize("family", STREAMED)
+@pytest.mark.parametrize(
+    ("family", "changes", "settings"),
+    [*((name, changes, {"dtype": "bfloat16"}) for name, changes in STREAMED.items()), *SETTINGS],
+)
 def test_every_family_is_read_as_a_whole_one_is(
-    family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    changes: dict[str, Any],
+    settings: dict[str, Any],
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    path = checkpoints.path(family, **STREAMED[family])
-    whole = load_whole(path, monkeypatch, dtype="bfloat16")
+    path = checkpoints.path(family, **changes)
+    whole = load_whole(path, monkeypatch, **settings)
 
     monkeypatch.setattr(model_loader, "read_whole", None)
-    same(load_model(path, "bfloat16"), whole)
+    same(load_model(path, **settings), whole)
 
 
 @pytest.mark.one_case_in(2)
@@ -114,18 +128,6 @@ def test_encoders_of_images_are_read_with_their_model(
 
     same(loaded, whole)
     assert torch.equal(vectors_of(loaded), vectors_of(whole))
-
-
-@pytest.mark.parametrize(("quantization", "tied"), [("int8", True), ("int4", False)])
-def test_weights_that_are_quantized_while_they_are_read_are_the_same(
-    quantization: Any, tied: bool, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-):
-    path = checkpoints.path("qwen3", tie_word_embeddings=tied)
-    settings: dict[str, Any] = {"dtype": "bfloat16", "quantization": quantization}
-    whole = load_whole(path, monkeypatch, **settings)
-
-    monkeypatch.setattr(model_loader, "read_whole", None)
-    same(load_model(path, **settings), whole)
 
 
 @pytest.mark.parametrize("change", [0.0, 1.0])
@@ -153,17 +155,6 @@ def test_a_tied_head_that_is_there_as_well_is_read_if_it_is_the_embedding(
 
     assert streamed == [change == 0.0]
     same(loaded, load_whole(path, monkeypatch, dtype="bfloat16"))
-
-
-@pytest.mark.parametrize(("forward", "dtype"), [("plain", "float64"), ("packed", "float16")])
-def test_so_are_models_that_are_not_fused(
-    forward: Any, dtype: Any, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-):
-    path = checkpoints.path("llama")
-    whole = load_whole(path, monkeypatch, dtype=dtype, forward=forward)
-
-    monkeypatch.setattr(model_loader, "read_whole", None)
-    same(load_model(path, dtype, forward=forward), whole)
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,17 @@ pytestmark = needs_library
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own that keeps small and new checkpoints too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for module in (fingerprints, recording):
-        name = "REMEMBERED_BYTES" if module is fingerprints else "MIN_BYTES"
-        monkeypatch.setattr(module, name, 0)
+    monkeypatch.setattr(fingerprints, "REMEMBERED_BYTES", 0)
+    monkeypatch.setattr(recording, "MIN_BYTES", 0)
     monkeypatch.setattr(fingerprints, "SETTLED_NS", -(10**18))
     monkeypatch.setattr(folder, "SPARE_BYTES", 0)
     return cache_folder()
+
+
+@pytest.fixture
+def writer(cache: Path) -> EntryWriter:
+    cache.mkdir(parents=True)
+    return EntryWriter(2**20)
 
 
 @pytest.fixture
@@ -52,16 +57,11 @@ def llama(checkpoints: Checkpoints) -> Path:
     return checkpoints.path("llama")
 
 
-def packs_nothing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Fail where anything but packed weights is read."""
-    for name in ("stream_model", "read_whole", "open_gguf"):
-        monkeypatch.setattr(model_loader, name, None)
-    return monkeypatch
-
-
 def second(path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> LoadedModel:
+    """Load a model; fail where anything but packed weights is read."""
     with monkeypatch.context() as patch:
-        packs_nothing(patch)
+        for name in ("stream_model", "read_whole", "open_gguf"):
+            patch.setattr(model_loader, name, None)
         return load_model(path, **settings)
 
 
@@ -77,24 +77,42 @@ def mapped_bytes(entry: Path) -> int:
     return len(pages) * mmap.PAGESIZE
 
 
+Maker = Callable[[Checkpoints, Path], Path]
+"""Returns a checkpoint, which may be made in a folder."""
+
+
+def of(family: str) -> Maker:
+    return lambda checkpoints, _: checkpoints.path(family)
+
+
+def experts_in_words(folder: Path, family: str, method: str, **changes: Any) -> Path:
+    own = {**changes, "moe_intermediate_size": 64}
+    save_words(folder / "words", method, act_order=method == "gptq", family=family, changes=own)
+    return folder / "words"
+
+
+SECOND_STARTS: list[tuple[Maker, dict[str, Any]]] = [
+    (of("llama"), {}),
+    (of("qwen3"), {"quantization": "int8"}),
+    (of("qwen2"), {"dtype": "float32", "quantization": "w4a8"}),
+    (of("gemma2"), {"dtype": "float16"}),
+    (of("qwen3_moe"), {}),
+    (of("qwen3_moe"), {"quantization": "int4"}),
+    (of("qwen3_next"), {}),
+    (of("granitemoehybrid"), {"quantization": "int8"}),
+    # Codes that are places in a table, and attention that has sinks.
+    (lambda known, folder: save_mxfp4(known.path("gpt_oss", **SIZES), folder / "published"), {}),
+    (lambda _, folder: experts_in_words(folder, "qwen3_moe", "gptq", num_experts=20), {}),
+]
+
+
 @pytest.mark.one_case_in(2)
-@pytest.mark.parametrize(
-    ("family", "settings"),
-    [
-        ("llama", {"dtype": "bfloat16"}),
-        ("qwen3", {"dtype": "bfloat16", "quantization": "int8"}),
-        ("qwen2", {"dtype": "float32", "quantization": "w4a8"}),
-        ("gemma2", {"dtype": "float16"}),
-        ("qwen3_moe", {"dtype": "bfloat16"}),
-        ("qwen3_moe", {"dtype": "bfloat16", "quantization": "int4"}),
-        ("qwen3_next", {"dtype": "bfloat16"}),
-        ("granitemoehybrid", {"dtype": "bfloat16", "quantization": "int8"}),
-    ],
-)
+@pytest.mark.parametrize(("make", "changes"), SECOND_STARTS)
 def test_a_second_start_is_the_first_one(
-    family: str,
-    settings: dict[str, Any],
+    make: Maker,
+    changes: dict[str, Any],
     checkpoints: Checkpoints,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Nothing is read or compared: weights and what the probe learned are the entry's.
@@ -102,7 +120,7 @@ def test_a_second_start_is_the_first_one(
     Each tensor begins at a page, and what is between two counts. With experts in 4 bits, 32 of 38
     tensors are smaller than a page: 96,704 bytes of tensors are 204,896 of the file.
     """
-    path = checkpoints.path(family)
+    path, settings = make(checkpoints, tmp_path), {"dtype": "bfloat16", **changes}
     first = load_model(path, **settings)
 
     restored = second(path, monkeypatch, **settings)
@@ -135,19 +153,6 @@ def test_so_is_that_of_a_gguf_file(
     assert one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
 
 
-def test_so_is_that_of_experts_in_mxfp4(
-    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The codes are places in a table, and attention has sinks."""
-    path = save_mxfp4(checkpoints.path("gpt_oss", **SIZES), tmp_path / "published")
-    first = load_model(path, "bfloat16")
-
-    restored = second(path, monkeypatch, dtype="bfloat16")
-
-    same(restored, first)
-    assert restored.weight_format == first.weight_format == "codes of the file (MXFP4)"
-
-
 @pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("family", PROCESSORS)
 def test_so_is_that_of_a_model_with_an_encoder_of_images(
@@ -163,10 +168,10 @@ def test_so_is_that_of_a_model_with_an_encoder_of_images(
     assert second(path, monkeypatch, dtype="bfloat16", images=False).vision is None
 
 
-MODULES_ARE_NEEDED = {
-    "gemma2": {},  # scales its embeddings
-    "gpt_oss": {},  # its angles are half as wide; and it has sinks
-}
+MODULES_ARE_NEEDED = [
+    "gemma2",  # scales its embeddings
+    "gpt_oss",  # its angles are half as wide; and it has sinks
+]
 
 
 @pytest.mark.one_case_in(2)
@@ -207,7 +212,7 @@ def test_steps_of_a_second_start_need_no_modules(
 def test_what_is_not_kept_is_left_to_the_modules(
     family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
-    path = checkpoints.path(family, **MODULES_ARE_NEEDED[family])
+    path = checkpoints.path(family)
     first = load_model(path, "bfloat16")
 
     restored = second(path, monkeypatch, dtype="bfloat16")
@@ -216,26 +221,9 @@ def test_what_is_not_kept_is_left_to_the_modules(
     same(restored, first)
 
 
-@pytest.mark.parametrize(
-    ("family", "changes", "settings"),
-    [
-        ("qwen3_moe", {"num_experts": 20}, {"method": "gptq", "act_order": True}),
-        (
-            "deepseek_v3",
-            {"num_hidden_layers": 4, "head_dim": 8, "v_head_dim": 16},
-            {"method": "awq"},
-        ),
-    ],
-)
-def test_a_second_start_has_the_codes_of_experts_and_what_stays_in_float32(
-    family: str,
-    changes: dict[str, Any],
-    settings: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    path = tmp_path / "words"
-    save_words(path, family=family, changes={**changes, "moe_intermediate_size": 64}, **settings)
+def test_a_second_start_has_what_stays_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = {"num_hidden_layers": 4, "head_dim": 8, "v_head_dim": 16}
+    path = experts_in_words(tmp_path, "deepseek_v3", "awq", **sizes)
     first = load_model(path, "bfloat16")
 
     same(second(path, monkeypatch, dtype="bfloat16"), first)
@@ -342,11 +330,10 @@ def flip(file: Path) -> None:
     write_anew(file, content)
 
 
-def shorten(file: Path) -> None:
-    write_anew(file, file.read_bytes()[:-1])
+DAMAGE = [flip, lambda file: write_anew(file, file.read_bytes()[:-1]), Path.unlink]
 
 
-@pairwise("damage", [flip, shorten, Path.unlink], "name", [INDEX, WEIGHTS])
+@pairwise("damage", DAMAGE, "name", [INDEX, WEIGHTS])
 def test_a_damaged_entry_is_packed_again(
     name: str, damage: Callable[[Path], None], llama: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -429,13 +416,12 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     assert again.mapped_bytes == 0 and "others can write to" in caplog.text
 
 
-def test_of_two_writers_one_publishes(llama: Path, cache: Path):
+def test_of_two_writers_one_publishes(writer: EntryWriter, cache: Path):
     """Both go on with what they wrote."""
-    cache.mkdir(parents=True)
-    writers = EntryWriter(2**20), EntryWriter(2**20)
-    numbers = [writer.add("a", torch.arange(5)) for writer in writers]
-    for writer in writers:
-        writer.publish("key")
+    writers = writer, EntryWriter(2**20)
+    numbers = [each.add("a", torch.arange(5)) for each in writers]
+    for each in writers:
+        each.publish("key")
 
     assert [kept.folder.name for kept in entries()] == ["key"]
     assert [path.name for path in cache.iterdir()] == ["key"]
@@ -443,10 +429,8 @@ def test_of_two_writers_one_publishes(llama: Path, cache: Path):
     assert torch.equal(Entry.open(cache / "key").tensor("a"), torch.arange(5))
 
 
-def test_what_a_killed_process_left_is_removed(llama: Path, cache: Path):
+def test_what_a_killed_process_left_is_removed(llama: Path, writer: EntryWriter, cache: Path):
     """But not what another one is writing."""
-    cache.mkdir(parents=True)
-    writer = EntryWriter(2**20)
     killed = cache / ".partial-killed"
     killed.mkdir()
     (killed / "weights.bin").write_bytes(b"half")
@@ -486,9 +470,7 @@ def test_mapped_weights_have_to_fit_with_the_keys_and_values(
         second(llama, monkeypatch, dtype="bfloat16")
 
 
-def test_a_tensor_of_any_dtype_and_shape_is_mapped_as_it_was(cache: Path):
-    cache.mkdir(parents=True)
-    writer = EntryWriter(2**20)
+def test_a_tensor_of_any_dtype_and_shape_is_mapped_as_it_was(writer: EntryWriter, cache: Path):
     tensors = {
         "vector": torch.randn(7, dtype=torch.bfloat16),
         "cube": torch.randint(-5, 5, (3, 2, 5), dtype=torch.int8),
@@ -506,11 +488,9 @@ def test_a_tensor_of_any_dtype_and_shape_is_mapped_as_it_was(cache: Path):
 
 
 def test_weights_are_mapped_on_a_system_with_pages_of_16_kib(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    writer: EntryWriter, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Files align tensors to 4,096 bytes; macOS maps at multiples of 16,384 alone."""
-    cache.mkdir(parents=True)
-    writer = EntryWriter(2**20)
     tensors = {name: torch.randn(1000 + n) for n, name in enumerate("abcdef")}
     for name, tensor in tensors.items():
         writer.add(name, tensor)

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from safetensors.torch import load_file, save_file
 
 from ostinato import LLM, SamplingParams
 from ostinato.errors import BrokenCheckpoint, UnsupportedModel
-from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.model_loader import load_model
 from tests.runner.bench import own_logits, random_prompt
+from tests.runner.experts.test_stored_codes import check
+from tests.support.checkpoints import edit_config
 from tests.support.instruction_sets import needs_library
 from tests.support.quantized import save_w4a16
 from tests.support.word_checkpoints import KINDS, save_words
@@ -23,35 +23,23 @@ pytestmark = needs_library
 PROMPT = random_prompt(1, 20)
 
 
-def exact_logits(path: Path, plain: dict[str, Tensor]) -> Tensor:
-    """What the definition of the weights gives in float64."""
-    exact = load_model(path, "float64", forward="plain")
-    for name, weight in plain.items():
-        layer = exact.model.get_submodule(name.removesuffix(".weight"))
-        assert isinstance(layer, nn.Linear) and torch.allclose(layer.weight, weight, rtol=1e-6), (
-            name
-        )
-    return own_logits(exact, PROMPT)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_runs_from_its_own_codes(kind: str, tmp_path: Path):
     """By the definition in float64, without a copy in plain numbers."""
-    plain = save_words(tmp_path, **KINDS[kind])
-    expected = exact_logits(tmp_path, plain)
-    for dtype, most in (("float32", 1e-5), ("bfloat16", 0.1)):
-        loaded = load_model(tmp_path, dtype)
+    exact = check(tmp_path, save_words(tmp_path, **KINDS[kind]))
+    rounded = load_model(tmp_path, "bfloat16")
+    for loaded in (exact, rounded):
         assert loaded.fused is not None and loaded.forward.reason == ""
-        layer = loaded.model.model.layers[0].mlp.down_proj
-        assert isinstance(layer, PackedLinear) and isinstance(layer.packed, QuantizedWeight)
-        packed = layer.packed
+        packed = loaded.model.model.layers[0].mlp.down_proj.packed
+        assert isinstance(packed, QuantizedWeight)
         assert packed.format.bits == KINDS[kind].get("bits", 4)
         assert packed.format.has_zeros == ("symmetric" not in kind)
         assert (packed.codes().order is not None) == ("act-order" in kind)
         codes_bytes = packed.num_rows * packed.num_columns * packed.format.bits // 8
         assert packed.nbytes <= 1.25 * codes_bytes + 2 * packed.num_rows * 3 + 4 * 96
-        away = (own_logits(loaded, PROMPT) - expected).square().mean().sqrt() / expected.std()
-        assert away <= most, (dtype, away)
+    expected = own_logits(exact, PROMPT)
+    away = (own_logits(rounded, PROMPT) - expected).square().mean().sqrt() / expected.std()
+    assert away <= 0.1
     method, bits = kind.partition(" ")[0].strip(","), packed.format.bits
     assert loaded.weight_format == f"codes of the file ({method} W{bits}A16)"
 
@@ -62,12 +50,8 @@ def test_a_checkpoint_of_compressed_tensors_with_zero_points_runs_from_its_own_c
     """Which transformers does not load: it expects zero points that are not packed."""
     pytest.importorskip("compressed_tensors")
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-    plain = save_w4a16(tmp_path, has_zeros=True, dtype="float32", **sizes)
-    expected = exact_logits(tmp_path, plain)
-    loaded = load_model(tmp_path, "float32")
+    loaded = check(tmp_path, save_w4a16(tmp_path, has_zeros=True, dtype="float32", **sizes))
     assert loaded.weight_format == "codes of the file (compressed-tensors W4A16)"
-    away = (own_logits(loaded, PROMPT) - expected).square().mean().sqrt() / expected.std()
-    assert away <= 1e-5
 
 
 def test_what_is_cached_of_a_checkpoint_in_act_order_is_what_is_computed(tmp_path: Path):
@@ -93,15 +77,12 @@ def test_what_is_cached_of_a_checkpoint_in_act_order_is_what_is_computed(tmp_pat
 def test_what_is_not_read_is_refused_before_weights_are(given, changes, said, tmp_path: Path):
     save_words(tmp_path, **given)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] |= changes
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    edit_config(tmp_path, quantization_config=config["quantization_config"] | changes)
     with pytest.raises(UnsupportedModel, match=f"{said}.*quantization='int4'"):
         load_model(tmp_path)
 
 
 def test_a_layer_of_which_parts_do_not_fit_is_a_broken_checkpoint(tmp_path: Path):
-    from safetensors.torch import load_file, save_file
-
     save_words(tmp_path, "awq")
     weights = load_file(tmp_path / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.qzeros"

@@ -1,8 +1,7 @@
 """An embedding whose rows stay in the blocks of a GGUF file; looked-up rows are dequantized."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, cast
 
 import gguf
 import numpy as np
@@ -11,41 +10,50 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 
-class StoredWeight(nn.Module, ABC):
-    """A module whose weight is no parameter, and is saved and loaded as if it were one."""
+class StoredWeight(Protocol):
+    """A weight that is no parameter."""
 
     @property
-    @abstractmethod
     def weight(self) -> Tensor:
-        """The weight as a plain module has it; a copy."""
+        """The weight as a plain module has it; a copy, unless it is another's."""
 
-    @abstractmethod
     def load(self, weight: Tensor) -> None:
         """Replace the weight by one of the same shape."""
+
+
+class StoringModule(nn.Module):
+    """A module of which some weights are saved and loaded as if they were parameters."""
+
+    @property
+    def stored(self) -> Mapping[str, StoredWeight]:
+        """These weights by name; by default there is one, which is the module itself."""
+        return {"weight": cast(StoredWeight, self)}
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        """Add the weight before the parameters, as plain modules do."""
-        weight = self.weight
-        destination[prefix + "weight"] = weight if keep_vars else weight.detach()
+        """Add the weights before the parameters, as plain modules do."""
+        for name, stored in self.stored.items():
+            weight = stored.weight
+            destination[prefix + name] = weight if keep_vars else weight.detach()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
     ) -> None:
-        """Load the weight, then the parameters."""
-        name, missing = prefix + "weight", arguments[2]
-        if name in state_dict:
-            with torch.no_grad():
-                self.load(state_dict[name])
-        else:
-            missing.append(name)
-        others = {each: tensor for each, tensor in state_dict.items() if each != name}
+        """Load the weights, then the parameters."""
+        own, missing = {prefix + name: each for name, each in self.stored.items()}, arguments[2]
+        for name, stored in own.items():
+            if name in state_dict:
+                with torch.no_grad():
+                    stored.load(state_dict[name])
+            else:
+                missing.append(name)
+        others = {name: tensor for name, tensor in state_dict.items() if name not in own}
         super()._load_from_state_dict(others, prefix, *arguments)
 
 
-class BlockEmbedding(StoredWeight):
+class BlockEmbedding(StoringModule):
     """An embedding of quantized rows.
 
     Attributes:

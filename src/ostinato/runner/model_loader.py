@@ -47,11 +47,12 @@ from ostinato.runner.loading.pretrained import (
 from ostinato.runner.loading.streamed import (
     Assembled,
     LoadSettings,
-    quantized_source,
+    quantized_weights,
     stream_model,
 )
-from ostinato.runner.loading.weight_source import SafetensorsSource
-from ostinato.runner.loading.word_source import WordSource
+from ostinato.runner.loading.weight_source import Weights, safetensors, state_of
+from ostinato.runner.loading.word_codes import is_in_words
+from ostinato.runner.loading.word_source import codes_of_words
 from ostinato.runner.malloc_tuning import returning_large_blocks
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import Isa, current_isa, library
@@ -314,13 +315,13 @@ def read_whole(settings: LoadSettings, device: torch.device) -> tuple[Assembled,
         ModelError: It cannot be read, or cannot be served correctly.
     """
     path, quantized = settings.path, settings.quantization
-    source = _source(settings)
-    state = None if source is None else source.state(settings.dtype)
+    weights = _weights(settings)
+    state = None if weights is None else state_of(weights, settings.dtype)
     model = load_weights(path, settings.config, settings.dtype, device, state)
     del state
     encoder = take_encoder(model)
     if quantized is None and settings.forward != "plain":
-        quantized = _codes_of_checkpoint(path, model, source)
+        quantized = _codes_of_checkpoint(settings, model, weights)
         if quantized is not None and not quantized.activations.bits:
             quantized = replace(quantized, activations=settings.activations)
     call = ModelCall(model)
@@ -368,7 +369,7 @@ def _load_vision(
         return None, str(error)
 
 
-def _source(settings: LoadSettings) -> SafetensorsSource | None:
+def _weights(settings: LoadSettings) -> Weights | None:
     """Return a checkpoint whose weights are codes or in FP8; None for any other.
 
     Raises:
@@ -376,9 +377,10 @@ def _source(settings: LoadSettings) -> SafetensorsSource | None:
     """
     for own in quantization_settings(settings.config):
         on_meta = check_attention_interface(unquantized(settings.config))
-        if (source := quantized_source(settings.files, own, on_meta)) is not None:
-            return source
-        if not settings.path.is_file() and (part := quantized_expert(settings.files)):
+        if (weights := quantized_weights(settings.files, own, on_meta)) is not None:
+            return weights
+        stored = {} if settings.path.is_file() else safetensors(settings.files)
+        if (part := quantized_expert(stored)) is not None:
             raise UnsupportedModel(
                 f"{settings.config.model_type}, quantized by {own.get('quant_method')}: {part} is "
                 "part of an expert in a format that is not run; experts are in GPTQ, AWQ, FP8, "
@@ -389,14 +391,15 @@ def _source(settings: LoadSettings) -> SafetensorsSource | None:
 
 
 def _codes_of_checkpoint(
-    path: Path, model: "PreTrainedModel", source: SafetensorsSource | None
+    settings: LoadSettings, model: "PreTrainedModel", weights: Weights | None
 ) -> Quantization | None:
     """Return the checkpoint's own codes; None if there are none, or they are not supported here."""
     if why_unpacked(model.dtype, model.device) is not None:
         return None
-    if isinstance(source, WordSource):
-        return source.quantization_of(model)
-    return codes_of_file(path, model) if path.is_file() else None
+    own = next(filter(is_in_words, quantization_settings(settings.config)), None)
+    if weights is not None and own is not None:
+        return codes_of_words(weights, own, model)
+    return codes_of_file(settings.path, model) if settings.path.is_file() else None
 
 
 def _eos_token_ids(path: Path, config: PreTrainedConfig) -> frozenset[int]:

@@ -20,6 +20,7 @@ from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.runner.attention.backend import CallsModel
 from ostinato.runner.attention_choice import on_device
 from ostinato.runner.experts.mixture import why_modules
+from ostinato.runner.forward.decoder import Decoder
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import DTYPES
 from ostinato.runner.forward.packing import (
@@ -30,12 +31,8 @@ from ostinato.runner.forward.packing import (
     why_unpacked,
 )
 from ostinato.runner.forward.quantized import Quantization, unstack
-from ostinato.runner.forward.structure import (
-    describe_decoder,
-    pack_decoder,
-    parse_decoder,
-    unsupported_reason,
-)
+from ostinato.runner.forward.stand_ins import Unknown
+from ostinato.runner.forward.structure import describe_decoder, pack_decoder, pack_model
 from ostinato.runner.gpu.availability import why_not_on_device
 from ostinato.runner.gpu.device_forward import DeviceForward, buffers_on_cpu
 from ostinato.runner.gpu.device_weights import DevicePack
@@ -108,10 +105,12 @@ def choose_forward(
     elif (unpacked := why_unpacked(model.dtype, model.device)) is not None:
         return ChosenForward("plain", unpacked)
     pack = pack_plain if quantization is None else quantization
-    reason = "forward='packed' is set" if forward == "packed" else _why_unfused(model, probed)
+    decoder, reason = None, "forward='packed' is set"
+    if forward != "packed":
+        decoder, reason = _described(model, probed)
     with torch.no_grad():
-        if reason is None:
-            decoder = parse_decoder(model, probed.styles_by_layer, pack)
+        if decoder is not None:
+            pack_model(model, decoder, pack)
             fused = FusedForward(decoder, required_library(), call)
             if quantization is not None:
                 probed = _probed_again(model, call, probed, quantization)
@@ -143,9 +142,9 @@ def _choose_on_device(
     if quantization is not None and quantization.activations.bits and name in ("int8", "int4"):
         name = f"{name} with activation_dtype='int8'"  # refused as w8a8 is
     with buffers_on_cpu(model):
-        reason = _why_unfused(model, probed) or why_not_on_device(model, name)
-        decoder = None if reason else describe_decoder(model, probed.styles_by_layer)
-    if decoder is not None:
+        decoder, reason = _described(model, probed, for_device=True)
+        reason = reason or why_not_on_device(model, name) or ""
+    if decoder is not None and not reason:
         with torch.no_grad():
             pack_decoder(model, decoder, DevicePack(name, same_bits))
         fused = DeviceForward(decoder, call, same_bits)
@@ -162,7 +161,7 @@ def _choose_on_device(
             raise ConfigError(
                 f"{setting}={value!r} needs the fused forward, and {reason}: unset it"
             )
-    return ChosenForward("plain", str(reason))
+    return ChosenForward("plain", reason)
 
 
 def _probed_again(
@@ -188,15 +187,20 @@ def _check_quantizable(model: "PreTrainedModel", quantization: Quantization) -> 
         )
 
 
-def _why_unfused(model: "PreTrainedModel", probed: Probed) -> str | None:
-    """Return why a model cannot be fused; None if it may be tried."""
+def _described(
+    model: "PreTrainedModel", probed: Probed, for_device: bool = False
+) -> tuple[Decoder | None, str]:
+    """Return a model's description, or why it cannot be fused."""
     if model.dtype not in DTYPES:
-        return f"there are no fused operations in {str(model.dtype).removeprefix('torch.')}"
+        dtype = str(model.dtype).removeprefix("torch.")
+        return None, f"there are no fused operations in {dtype}"
     try:
-        reason = unsupported_reason(model, probed.styles_by_layer)
+        return describe_decoder(model, probed.styles_by_layer, for_device), ""
+    except Unknown as unknown:
+        reason = str(unknown)
     except Exception as error:  # code of any model
         reason = f"it cannot be described ({type(error).__name__}: {error})"
-    return None if reason is None else f"{type(model).__name__} is not fused: {reason}"
+    return None, f"{type(model).__name__} is not fused: {reason}"
 
 
 def _difference(model: "PreTrainedModel", probed: Probed, call: CallsModel) -> str | None:

@@ -11,122 +11,67 @@ from ostinato.runner.experts.mixture import (
     PackedExperts,
     is_experts,
     pack_mixtures,
-    unpack_mixtures,
     why_modules,
 )
 from ostinato.runner.experts.routers import PackedRouter
-from ostinato.runner.forward.packing import pack_linears, pack_plain
+from ostinato.runner.forward.packing import pack_linears, pack_plain, unpack_linears
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.weight_refs import replace_weights, weight_bytes, weight_places
 from ostinato.runner.settings import QuantizationName
+from tests.support.checkpoints import make_config
 from tests.support.instruction_sets import needs_library
 
 pytestmark = [needs_library, pytest.mark.usefixtures("isa")]
 
 WIDTH, INNER = 48, 40
-_BASE: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": WIDTH,
-    "intermediate_size": INNER,
-    "moe_intermediate_size": INNER,
-    "shared_expert_intermediate_size": INNER,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 12,
-    "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "pad_token_id": 0,
-}
-_MLA: dict[str, Any] = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "first_k_dense_replace": 0,
-    "n_group": 4,
-    "topk_group": 2,
-    "n_shared_experts": 1,
-    "routed_scaling_factor": 2.5,
+_SIZES: dict[str, Any] = {
+    **{"num_key_value_heads": 4, "head_dim": 12},
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), INNER),
+    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), INNER),
+    "moe_shared_expert_intermediate_size": INNER,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 3),
+    "moe_num_experts": 8,
 }
 _GROUPS: dict[str, Any] = {
-    "first_k_dense_replace": 0,
-    "n_group": 2,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "mlp_layer_types": ["sparse"],
-    "layer_types": ["full_attention"],
+    **{"first_k_dense_replace": 0, "num_dense_layers": 0},
+    **{"n_group": 2, "topk_group": 1, "n_shared_experts": 1, "num_shared_experts": 1},
 }
-_COHERE: dict[str, Any] = {
-    "layer_types": ["full_attention"],
-    "mlp_layer_types": ["sparse"],
-    "num_shared_experts": 1,
-    "shared_expert_combination_strategy": "average",
-}
-_LAGUNA = {**_GROUPS, "moe_routed_scaling_factor": 2.5, "num_attention_heads_per_layer": [4]}
-_NEMOTRON: dict[str, Any] = {
-    "layers_block_type": ["moe"],
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 16,
-    "moe_shared_expert_intermediate_size": INNER,
-    "moe_latent_size": None,
-    "n_group": 2,
-    "topk_group": 1,
-    "routed_scaling_factor": 2.5,
+_MLA: dict[str, Any] = {
+    **{"kv_lora_rank": 16, "q_lora_rank": 24},
+    **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12},
+    **{**_GROUPS, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"norm_topk_prob": False},
     "qwen3_moe": {"norm_topk_prob": True},
-    "qwen3_next": {
-        "layer_types": ["full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-    },
-    "mixtral": {},
-    "olmoe": {},
-    "gpt_oss": {"layer_types": ["full_attention"], "rope_parameters": {"rope_type": "default"}},
-    "granitemoe": {},
-    "granitemoehybrid": {
-        "layer_types": ["attention"],
-        "shared_intermediate_size": INNER,
-        "mamba_n_heads": 6,
-    },
+    **{name: {} for name in ("qwen3_next", "mixtral", "olmoe", "gpt_oss", "granitemoe")},
+    **{name: {} for name in ("granitemoehybrid", "granitemoeshared", "flex_olmo", "mellum")},
+    **{name: {} for name in ("minimax_m2", "hunyuan_v1_moe", "jamba", "aria_text")},
+    **{name: _GROUPS for name in ("glm4_moe", "dots1", "exaone_moe", "solar_open", "laguna")},
+    **{name: _GROUPS for name in ("afmoe", "hy_v3")},
+    **{name: _MLA for name in ("deepseek_v3", "glm4_moe_lite")},
     "deepseek_v2": {**_MLA, "topk_method": "group_limited_greedy"},
-    "deepseek_v3": _MLA,
-    **{family: _GROUPS for family in ("glm4_moe", "dots1", "exaone_moe", "solar_open")},
-    "glm4_moe_lite": {**_MLA, "mlp_layer_types": ["sparse"]},
-    **{family: {} for family in ("minimax_m2", "granitemoeshared", "flex_olmo", "mellum")},
-    "ernie4_5_moe": {"moe_layer_start_index": 0, "moe_num_experts": 8, "moe_k": 3},
-    "hunyuan_v1_moe": {"moe_topk": 3},
-    "phimoe": {"num_experts_per_tok": 2, "router_jitter_noise": 0.2},
-    "cohere2_moe": {**_COHERE, "expert_selection_fn": "softmax", "num_shared_experts": 0},
-    "cohere2_moe sigmoid": {**_COHERE, "expert_selection_fn": "sigmoid", "norm_topk_prob": True},
-    "laguna": _LAGUNA,
-    "laguna capped": {**_LAGUNA, "moe_router_logit_softcapping": 2.0},
-    "minimax_m3_vl_text": {**_GROUPS, "shared_intermediate_size": INNER, "swiglu_limit": 1.5},
-    "lfm2_moe": {**_GROUPS, "num_dense_layers": 0, "routed_scaling_factor": 2.5},
-    "nemotron_h": _NEMOTRON,
-    "afmoe": {**_GROUPS, "num_dense_layers": 0, "num_shared_experts": 1, "route_scale": 2.5},
-    "hy_v3": {**_GROUPS, "num_shared_experts": 1, "router_scaling_factor": 2.5},
-    "jamba": {"attn_layer_period": 1, "attn_layer_offset": 0, "expert_layer_offset": 0},
-    "aria_text": {"moe_num_experts": 8, "moe_topk": 3, "moe_num_shared_experts": 1},
     "mistral4": {**_MLA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-    "flint": {"layer_types": ["full_attention"], "mlp_only_layers": [], "norm_topk_prob": True},
+    "ernie4_5_moe": {"moe_layer_start_index": 0},
+    "phimoe": {"num_experts_per_tok": 2},
+    "cohere2_moe": {"expert_selection_fn": "softmax", "num_shared_experts": 0},
+    "cohere2_moe sigmoid": {"expert_selection_fn": "sigmoid", "num_shared_experts": 1},
+    "laguna capped": {**_GROUPS, "moe_router_logit_softcapping": 2.0},
+    "minimax_m3_vl_text": {**_GROUPS, "swiglu_limit": 1.5},
+    **{name: {**_GROUPS, "routed_scaling_factor": 2.5} for name in ("lfm2_moe", "nemotron_h")},
+    "flint": {"norm_topk_prob": True},
     "kolibri1": {**_GROUPS, "norm_topk_prob": True},
 }
+"""How configs differ from those of ``model_families``."""
 
 ALONE = ["qwen2_moe", "gpt_oss", "deepseek_v3", "granitemoe", "phimoe", "lfm2_moe", "nemotron_h"]
 
 
 def block_of(family: str, dtype: torch.dtype) -> nn.Module:
-    """The block of a tiny model's only layer that has experts, with random weights."""
+    """The block of a tiny model's first layer that has experts, with random weights."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(
-        family.partition(" ")[0], **{**_BASE, **FAMILIES[family]}
-    )
+    config = make_config(family.partition(" ")[0], **{**_SIZES, **FAMILIES[family]})
     config._experts_implementation = "eager"
     model = transformers.AutoModel.from_config(config)
     for block in model.modules():
@@ -156,7 +101,7 @@ def test_a_packed_block_computes_what_the_block_does_in_float64(family: str):
     """Router, experts and what composes them: float32 differs by its rounding alone."""
     block, rows = block_of(family, torch.float32), rows_of(19, torch.float32)
     exact = call(block_of(family, torch.float64), rows.double())
-    assert pack_mixtures(block, pack_plain.pack_experts) == 1
+    assert pack_mixtures(block, pack_plain) == 1
     assert any(isinstance(module, PackedRouter) for module in block.modules())
     assert distance(call(block, rows), exact) < 2e-6
 
@@ -228,7 +173,7 @@ def test_packed_experts_have_the_names_and_numbers_of_the_plain_ones(family: str
     block.load_state_dict(plain)
     assert torch.equal(call(block, rows), before)
     assert weight_bytes(block) >= sum(tensor.nbytes for tensor in plain.values())
-    unpack_mixtures(block)
+    unpack_linears(block)
     assert not any(isinstance(m, (PackedExperts, PackedRouter)) for m in block.modules())
     assert all(torch.equal(block.state_dict()[name], tensor) for name, tensor in plain.items())
 

@@ -10,16 +10,19 @@ import torch
 from benchmarks.peers.checkpoint import words
 from benchmarks.peers.shapes import write_gguf
 from ostinato import LLM, SamplingParams
-from ostinato.runner.attention.native_backend import NativeAttention
-from ostinato.runner.experts.mixture import PackedExperts
 from ostinato.runner.forward.quantized import QuantizedWeight, StoredRows
 from ostinato.runner.forward.weight_refs import weight_bytes
-from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading.skeleton import TRIAL_EXPERTS
 from ostinato.runner.model_loader import load_model
-from ostinato.runner.native.packed import required_library
 from ostinato.runner.settings import QuantizationName
-from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
+from tests.runner.bench import (
+    has_same_bits_in_any_steps,
+    has_same_weights,
+    own_logits,
+    packed_experts,
+    random_prompt,
+)
+from tests.runner.test_streamed import load_whole
 from tests.support.checkpoints import Checkpoints, make_config
 from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
@@ -28,11 +31,9 @@ from tests.support.pairs import pairwise
 pytestmark = needs_library
 
 SHARED = ["qwen2_moe", "glm4_moe", "granitemoeshared", "cohere2_moe", "phimoe", "hunyuan_v1_moe"]
+SIZES = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 32, "num_experts": 24}
+PLAIN: dict[str, Any] = {"dtype": "float32", "forward": "plain", "weight_cache_bytes": 0}
 MIXTURES = ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoehybrid", "mixtral"]
-
-
-def experts_of(loaded: LoadedModel) -> list[PackedExperts]:
-    return [module for module in loaded.model.modules() if isinstance(module, PackedExperts)]
 
 
 @pytest.mark.one_case_in(2)
@@ -42,8 +43,8 @@ def test_a_mixture_is_packed_and_takes_4_bits(checkpoints: Checkpoints, family: 
     plain = load_model(checkpoints.path(family), "bfloat16")
     small = load_model(checkpoints.path(family), "bfloat16", quantization="int4")
 
-    assert plain.forward.name in ("packed", "fused") and experts_of(plain)
-    assert len(experts_of(small)) == len(experts_of(plain))
+    assert plain.forward.name in ("packed", "fused") and packed_experts(plain)
+    assert len(packed_experts(small)) == len(packed_experts(plain))
     assert weight_bytes(small.model) < weight_bytes(plain.model)
     assert small.weight_format.startswith("int4")
 
@@ -55,12 +56,9 @@ def test_experts_are_read_from_the_checkpoint_one_layer_at_a_time(
     """As a whole and weight by weight, they become the same codes."""
     path = checkpoints.path("qwen3_moe")
     streamed = load_model(path, "bfloat16", quantization=name, weight_cache_bytes=0)
-    monkeypatch.setattr("ostinato.runner.model_loader.stream_model", lambda *_: None)
-    whole = load_model(path, "bfloat16", quantization=name, weight_cache_bytes=0)
+    settings: Any = {"dtype": "bfloat16", "quantization": name, "weight_cache_bytes": 0}
 
-    own, other = streamed.model.state_dict(), whole.model.state_dict()
-    assert own.keys() == other.keys()
-    assert all(torch.equal(own[key], other[key]) for key in own)
+    assert has_same_weights(streamed, load_whole(path, monkeypatch, **settings))
 
 
 @pytest.mark.usefixtures("isa")
@@ -72,16 +70,7 @@ def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
     """To the bit, beside another sequence: what a mixture computes of a row is the row's own."""
     loaded = load_model(checkpoints.path(family), dtype, quantization=quantization)
     assert loaded.fused is not None and loaded.fused.promises_bits
-    prompt = random_prompt(1, 21)
-
-    def logits_in(lengths: list[int]) -> torch.Tensor:
-        bench = Bench(loaded, block_size=16, attention=NativeAttention(required_library()))
-        return logits_in_steps(bench, prompt, lengths)
-
-    alone = logits_in([21])
-
-    for lengths in ([1] * 21, [5, 16], [20, 1]):
-        assert torch.equal(logits_in(lengths), alone)
+    assert has_same_bits_in_any_steps(loaded)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
@@ -92,20 +81,16 @@ def test_a_gguf_file_with_experts_is_computed_with_its_own_blocks(
 
     There are more experts than the trial takes.
     """
-    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 32, "num_experts": 24}
-    assert sizes["num_experts"] > TRIAL_EXPERTS
-    path = checkpoints.path("qwen3_moe", **sizes)
+    assert SIZES["num_experts"] > TRIAL_EXPERTS
+    path = checkpoints.path("qwen3_moe", **SIZES)
     file = save_gguf(tmp_path / "tiny.gguf", path, kind, "qwen3moe")
     loaded = load_model(file, "float32", weight_cache_bytes=0)
-    monkeypatch.setattr("ostinato.runner.model_loader.stream_model", lambda *_: None)
-    plain = load_model(file, "float32", forward="plain", weight_cache_bytes=0)
+    plain = load_whole(file, monkeypatch, **PLAIN)
 
     assert (loaded.forward.name, loaded.forward.reason) == ("fused", "")
-    for experts in experts_of(loaded):
-        for part in experts.parts.values():
-            assert isinstance(part.packed, QuantizedWeight)
-            assert part.packed.format.bits == (8 if kind == "Q8_0" else 4)
-    assert experts_of(loaded)
+    packed = [each for each in packed_experts(loaded) if isinstance(each, QuantizedWeight)]
+    assert len(packed) == len(packed_experts(loaded)) == 4
+    assert {each.format.bits for each in packed} == {8 if kind == "Q8_0" else 4}
     own, other = loaded.model.state_dict(), plain.model.state_dict()
     names = [name for name in other if ".experts." in name]
     assert len(names) == 4
@@ -118,10 +103,8 @@ def test_a_trial_packs_few_of_the_experts_in_a_gguf_file(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Gates, ups and downs of two layers: 16 experts each in the trial, then all 24."""
-    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 32, "num_experts": 24}
-    file = save_gguf(
-        tmp_path / "tiny.gguf", checkpoints.path("qwen3_moe", **sizes), "Q4_0", "qwen3moe"
-    )
+    path = checkpoints.path("qwen3_moe", **SIZES)
+    file = save_gguf(tmp_path / "tiny.gguf", path, "Q4_0", "qwen3moe")
     num_parts: list[int] = []
     of_rows = QuantizedWeight.of_rows
 
@@ -145,14 +128,10 @@ def test_a_gguf_file_as_people_download_it_is_computed_with_its_own_blocks(
     file = tmp_path / "tiny.gguf"
     write_gguf(file, config, "Q4_K_M", words(600))
     loaded = load_model(file, "float32", weight_cache_bytes=0)
-    monkeypatch.setattr("ostinato.runner.model_loader.stream_model", lambda *_: None)
-    plain = load_model(file, "float32", forward="plain", weight_cache_bytes=0)
+    plain = load_whole(file, monkeypatch, **PLAIN)
 
-    parts = [part.packed for experts in experts_of(loaded) for part in experts.parts.values()]
-    formats = {part.format for part in parts if isinstance(part, QuantizedWeight)}
+    formats = {w.format for w in packed_experts(loaded) if isinstance(w, QuantizedWeight)}
     assert {(each.bits, each.group_size) for each in formats} == {(4, 32), (8, 16)}
-    own, other = loaded.model.state_dict(), plain.model.state_dict()
-    assert own.keys() == other.keys()
-    assert all(torch.equal(own[name], other[name]) for name in other)
+    assert has_same_weights(loaded, plain)
     prompt = random_prompt(1, 12)
     assert torch.allclose(own_logits(loaded, prompt), own_logits(plain, prompt), atol=1e-4)

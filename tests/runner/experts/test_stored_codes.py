@@ -10,16 +10,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ostinato.errors import BrokenCheckpoint, UnsupportedModel
-from ostinato.runner.attention.native_backend import NativeAttention
-from ostinato.runner.experts.mixture import PackedExperts
 from ostinato.runner.forward.codes import BY_TOKEN, PLAIN
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.loaded_model import LoadedModel
-from ostinato.runner.loading.word_source import WordSource
+from ostinato.runner.loading.word_source import WordWeight
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.library import Isa
-from ostinato.runner.native.packed import required_library
-from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
+from tests.runner.bench import (
+    has_same_bits_in_any_steps,
+    own_logits,
+    packed_experts,
+    random_prompt,
+)
 from tests.support.checkpoints import edit_config
 from tests.support.instruction_sets import needs_library
 from tests.support.model_families import HYBRIDS
@@ -70,15 +72,6 @@ def stacked(plain: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tenso
     return weights
 
 
-def packed_of(loaded: LoadedModel) -> list[Any]:
-    return [
-        part.packed
-        for module in loaded.model.modules()
-        if isinstance(module, PackedExperts)
-        for part in module.parts.values()
-    ]
-
-
 def check(path: Path, plain: dict[str, Tensor], error: float = 1e-5) -> LoadedModel:
     """Compare weights with the definition, and logits with those that it gives in float64."""
     loaded = load_model(path, "float32", weight_cache_bytes=0)
@@ -112,10 +105,10 @@ def test_experts_are_codes_of_the_checkpoint(family: str, kind: str, tmp_path: P
     assert any(".experts.0." in name for name in plain)
     loaded = check(tmp_path, plain)
     bits = KINDS[kind].get("bits", 4)
-    for packed in packed_of(loaded):
+    for packed in packed_experts(loaded):
         assert isinstance(packed, QuantizedWeight) and packed.format.bits == bits
         assert packed.format.has_zeros == ("symmetric" not in kind)
-    assert packed_of(loaded)
+    assert packed_experts(loaded)
     method = kind.split()[0].strip(",")
     assert loaded.weight_format == f"codes of the file ({method} W{bits}A16)"
     assert loaded.forward.name == "fused"
@@ -139,10 +132,10 @@ def test_experts_are_codes_of_a_checkpoint_of_compressed_tensors(kind: str, tmp_
 
     assert loaded.weight_format == f"codes of the file (compressed-tensors {kind[:5].strip()})"
     assert (loaded.forward.name, loaded.forward.reason) == ("fused", "")
-    assert {packed.activations for packed in packed_of(loaded)} == {
+    assert {packed.activations for packed in packed_experts(loaded)} == {
         BY_TOKEN if kind == "W8A8" else PLAIN
     }
-    assert {packed.format.bits for packed in packed_of(loaded)} == {int(kind[1])}
+    assert {packed.format.bits for packed in packed_experts(loaded)} == {int(kind[1])}
     check(tmp_path, plain, 0.15 if kind == "W8A8" else 1e-5)
 
 
@@ -178,7 +171,7 @@ def test_layers_may_stay_plain_or_have_8_bits(
     loaded = check(tmp_path, plain)
     own = [
         packed.format.bits if isinstance(packed, QuantizedWeight) else None
-        for packed in packed_of(loaded)
+        for packed in packed_experts(loaded)
     ]
     assert own == formats
 
@@ -193,7 +186,7 @@ def test_a_router_may_be_quantized(is_whole: bool, tmp_path: Path, monkeypatch: 
         monkeypatch.setattr("ostinato.runner.model_loader.stream_model", lambda *_: None)
     loaded = check(tmp_path, plain)
     assert loaded.forward.name == "fused"
-    assert all(isinstance(packed, QuantizedWeight) for packed in packed_of(loaded))
+    assert all(isinstance(packed, QuantizedWeight) for packed in packed_experts(loaded))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -202,15 +195,7 @@ def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
 ):
     """Although a row meets an order of its inputs in each of its experts."""
     save_words(tmp_path, family="qwen3_moe", changes=QWEN, **KINDS["GPTQ in act-order"])
-    loaded = load_model(tmp_path, dtype, weight_cache_bytes=0)
-    prompt = random_prompt(1, 21)
-
-    def logits_in(lengths: list[int]) -> Tensor:
-        bench = Bench(loaded, block_size=16, attention=NativeAttention(required_library()))
-        return logits_in_steps(bench, prompt, lengths)
-
-    alone = logits_in([21])
-    assert all(torch.equal(logits_in(lengths), alone) for lengths in ([1] * 21, [5, 16]))
+    assert has_same_bits_in_any_steps(load_model(tmp_path, dtype, weight_cache_bytes=0))
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3", "glm4_moe"])
@@ -221,14 +206,13 @@ def test_no_more_than_the_trial_is_ever_plain(
     save_words(tmp_path, "awq", family=family, changes=FAMILIES[family])
     experts: set[str] = set()
     later: list[str] = []
-    plain = WordSource.plain
+    plain = WordWeight.plain
 
-    def counted(self: WordSource, name: str, *arguments: Any) -> Tensor:
-        if name in self.kinds:
-            (later if name in experts else experts.add(name) or []).append(name)
-        return plain(self, name, *arguments)
+    def counted(self: WordWeight, *arguments: Any) -> Tensor:
+        (later if self.name in experts else experts.add(self.name) or []).append(self.name)
+        return plain(self, *arguments)
 
-    monkeypatch.setattr(WordSource, "plain", counted)
+    monkeypatch.setattr(WordWeight, "plain", counted)
     monkeypatch.setattr("ostinato.runner.model_loader.read_whole", None)
     load_model(tmp_path, "bfloat16", weight_cache_bytes=0)
 

@@ -1,11 +1,12 @@
 """The fused forward, the packed modules and the plain ones agree; what is unlike falls back."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
@@ -26,10 +27,9 @@ from tests.support.pairs import pairwise
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library here")
 
 FUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "mistral": ("mistral", {}),
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {}),
+    **{name: (name, {}) for name in ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2")},
+    **{name: (name, {}) for name in ("phi3", "olmo2", "cohere", "starcoder2", "nemotron", "glm")},
+    **{name: (name, {}) for name in ("gpt_neox", *MIXTURES)},
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "tied": ("qwen3", {"tie_word_embeddings": True}),
     "one kv head": ("llama", {"num_key_value_heads": 1, "head_dim": 8}),
@@ -42,18 +42,9 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "granite",
         {"residual_multiplier": 0.3, "logits_scaling": 4.0, "embedding_multiplier": 3.0},
     ),
-    "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3_text", {}),
-    "phi3": ("phi3", {}),
-    "olmo2": ("olmo2", {}),
-    "cohere": ("cohere", {}),
-    "starcoder2": ("starcoder2", {}),
-    "nemotron": ("nemotron", {}),
-    "glm": ("glm", {}),
-    "gpt_neox": ("gpt_neox", {}),
-    "ernie4_5": ("ernie4_5", {}),
-    "qwen3_moe": ("qwen3_moe", {}),
-    **{family: (family, {}) for family in MIXTURES},
+    "neighbours by angles in float32": ("ernie4_5", {}),
+    "no RoPE in every fourth layer": ("smollm3", {"num_hidden_layers": 8}),
     "linear RoPE": (
         "llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
@@ -93,7 +84,8 @@ def test_fused_packed_and_plain_give_the_same_logits(checkpoints: Checkpoints, k
     fused = load_model(path, dtype)
     expected = own_logits(plain, prompt)
 
-    assert (plain.fused, packed.fused) == (None, None) and fused.fused is not None
+    assert (plain.fused, packed.fused) == (None, None)
+    assert (fused.forward.name, fused.forward.reason) == ("fused", "")
     assert packed_layers(plain) == 0 < packed_layers(packed) == packed_layers(fused)
     for loaded in (packed, fused):
         assert difference(in_steps(loaded, prompt), expected) <= SAME[plain.dtype]
@@ -137,14 +129,13 @@ def test_a_mixture_whose_router_is_not_known_is_called_and_it_is_said(
     assert reason in loaded.forward.reason
 
 
-class ScaledBlock(Qwen3MoeSparseMoeBlock):
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, super().forward(hidden_states) * 2)
+def qwen3_block(change: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]) -> type[nn.Module]:
+    """A block that changes the rows that it gets, or what it makes of them."""
 
+    def forward(self: Any, rows: Tensor) -> Tensor:
+        return change(rows, lambda given: Qwen3MoeSparseMoeBlock.forward(self, given))
 
-class SquaredBlock(Qwen3MoeSparseMoeBlock):
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, super().forward(hidden_states).square())
+    return type("Qwen3Block", (Qwen3MoeSparseMoeBlock,), {"forward": forward})
 
 
 class RoundingBlock(Qwen3MoeSparseMoeBlock):
@@ -152,11 +143,6 @@ class RoundingBlock(Qwen3MoeSparseMoeBlock):
         rows = hidden_states.flatten(0, 1)
         _, weights, chosen = self.gate(rows)
         return cast(torch.Tensor, self.experts(rows, chosen, weights.half()))
-
-
-class ShiftedBlock(Qwen3MoeSparseMoeBlock):
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, super().forward(hidden_states + 1))
 
 
 class HalvedBlock(Qwen2MoeSparseMoeBlock):
@@ -176,12 +162,15 @@ class OtherRowsBlock(Qwen2MoeSparseMoeBlock):
     [
         (Qwen3MoeSparseMoeBlock, ("", 1.0, 1.0)),
         (Qwen2MoeSparseMoeBlock, ("", 1.0, 1.0)),
-        (ScaledBlock, ("", 2.0, 1.0)),
+        (qwen3_block(lambda rows, block: block(rows) * 2), ("", 2.0, 1.0)),
         (HalvedBlock, ("", 1.0, 0.5)),
         (OtherRowsBlock, "gives its shared experts other rows"),
-        (SquaredBlock, "computes more than its experts do"),
+        (
+            qwen3_block(lambda rows, block: block(rows).square()),
+            "computes more than its experts do",
+        ),
         (RoundingBlock, "changes what its router chose"),
-        (ShiftedBlock, "gives its router more than rows"),
+        (qwen3_block(lambda rows, block: block(rows + 1)), "gives its router more than rows"),
     ],
 )
 def test_what_a_block_does_beside_its_experts_is_noticed(
@@ -303,14 +292,12 @@ def test_without_the_library_a_model_runs_its_own_modules(
     assert loaded.forward.reason == "packed weights need the native library"
 
 
-def test_float16_is_packed_on_every_processor(checkpoints: Checkpoints):
-    loaded = load_model(checkpoints.path("llama"), "float16")
-    assert loaded.fused is None and packed_layers(loaded) == 15
-
-
-def test_float64_stays_as_it_is(checkpoints: Checkpoints):
-    loaded = load_model(checkpoints.path("llama"), "float64")
-    assert loaded.fused is None and packed_layers(loaded) == 0
+@pytest.mark.parametrize(("dtype", "num_packed"), [("float16", 15), ("float64", 0)])
+def test_float16_is_packed_on_every_processor_and_float64_stays_as_it_is(
+    checkpoints: Checkpoints, dtype: Any, num_packed: int
+):
+    loaded = load_model(checkpoints.path("llama"), dtype)
+    assert loaded.fused is None and packed_layers(loaded) == num_packed
 
 
 def test_a_long_step_goes_through_in_chunks(

@@ -53,7 +53,7 @@ def test_no_layer_with_a_state_is_called(family: str, dtype: Any, served: Served
 
 def test_a_device_calls_layers_with_a_state_and_gated_attention(checkpoints: Checkpoints):
     loaded = load_model(checkpoints.path("qwen3_5_text"), "float32", forward="plain")
-    parts = list(describe_decoder(loaded.model, None).parts())
+    parts = list(describe_decoder(loaded.model, for_device=True).parts())
     assert not any(isinstance(part, StateMixer | Attention) for part in parts)
 
 

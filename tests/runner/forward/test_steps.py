@@ -2,6 +2,7 @@
 
 import ctypes
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,6 @@ from tests.support.pairs import pairwise
 NATIVE = library()
 pytestmark = [needs_library, pytest.mark.usefixtures("module_isa")]
 
-DTYPES = ["bfloat16", "float32"]
 CASES = [(2, "bfloat16"), (1, "float32"), (2, "float32"), (1, "bfloat16")]
 """Threads and dtypes."""
 
@@ -69,10 +69,10 @@ def small_steps(loaded: LoadedModel) -> Tensor:
     return logits_in_steps(bench_of(loaded), random_prompt(1, 31), (7, 1, 15, 1, 7))
 
 
-def attention_called_apart(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel) -> Tensor:
+def with_attention_called_apart(monkeypatch: pytest.MonkeyPatch, compute: Callable[[], Any]) -> Any:
     with monkeypatch.context() as patch:
         patch.setattr(fused, "native_steps", lambda *_: {})
-        return small_steps(loaded)
+        return compute()
 
 
 @pytest.mark.one_case_in(2)
@@ -86,30 +86,19 @@ def test_a_program_gives_the_very_logits_of_programs_between_calls_of_attention(
 ):
     threads, dtype = case
     family, changes = KINDS[kind]
-    loaded = load_model(checkpoints.path(family, **changes), dtype)
+    path = checkpoints.path(family, **changes)
+    loaded = load_model(path, dtype)
     assert isinstance(loaded.fused, FusedForward)
     assert programs, "the probe's steps went through it"
+    plain = own_logits(load_model(path, dtype, forward="plain"), random_prompt(1, 31))
     programs.clear()
     with threads_in_use(threads):
         found = small_steps(loaded)
         assert programs == [14, 2, 30, 2, 14]
-        expected = attention_called_apart(monkeypatch, loaded)
+        expected = with_attention_called_apart(monkeypatch, lambda: small_steps(loaded))
     assert torch.equal(found, expected)
-
-
-@pytest.mark.one_case_in(2)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_program_gives_the_logits_of_the_plain_modules(
-    checkpoints: Checkpoints, programs: list[int], dtype: Any
-):
-    path = checkpoints.path("qwen3", **TILED)
-    expected = own_logits(load_model(path, dtype, forward="plain"), random_prompt(1, 31))
-    loaded = load_model(path, dtype)
-    programs.clear()
-    found = small_steps(loaded)
-    assert programs
     tolerance = 1e-4 if dtype == "float32" else 0.15
-    assert (found - expected).abs().max() <= tolerance * expected.std()
+    assert (found - plain).abs().max() <= tolerance * plain.std()
 
 
 def test_new_weights_and_biases_are_computed_with(
@@ -129,7 +118,7 @@ def test_new_weights_and_biases_are_computed_with(
     found = small_steps(loaded)
     assert programs
     assert not torch.equal(found, old)
-    assert torch.equal(found, attention_called_apart(monkeypatch, loaded))
+    assert torch.equal(found, with_attention_called_apart(monkeypatch, lambda: small_steps(loaded)))
 
 
 def test_runners_take_turns(checkpoints: Checkpoints):
@@ -152,18 +141,17 @@ def test_layers_of_several_groups_have_stores_and_slots_of_their_own(
     family, changes = KINDS["windows"]
     path = str(checkpoints.path(family, **TILED, **changes))
     params = SamplingParams(max_tokens=24, temperature=0.0, detokenize=False, ignore_eos=True)
-    answers = []
-    for patched in (False, True):
-        if patched:
-            monkeypatch.setattr(fused, "native_steps", lambda *_: {})
+
+    def answer() -> list[int]:
         llm = LLM(path, dtype="bfloat16", num_blocks=32, block_size=16)
         assert llm.engine.runner.groups.num_groups == 2
         programs.clear()
         [output] = llm.generate(random_prompt(5, 24), params, use_tqdm=False)
-        answers.append(output.outputs[0].token_ids)
         assert programs
         llm.close()
-    assert answers[0] == answers[1]
+        return output.outputs[0].token_ids
+
+    assert answer() == with_attention_called_apart(monkeypatch, answer)
 
 
 def copying_steps(loaded: LoadedModel) -> Tensor:
@@ -183,8 +171,8 @@ def test_slots_are_copied_once_they_are_written_and_before_they_are_read(
     programs.clear()
     found = copying_steps(loaded)
     assert programs == [32, 1]
-    monkeypatch.setattr(fused, "native_steps", lambda *_: {})
-    assert torch.equal(found, copying_steps(loaded))
+    expected = with_attention_called_apart(monkeypatch, lambda: copying_steps(loaded))
+    assert torch.equal(found, expected)
     expected = own_logits(loaded, [*random_prompt(6, 30)[:21], 9, 8, 7])[-1]
     assert (found - expected).abs().max() <= 0.1 * expected.std()
 
@@ -218,8 +206,7 @@ def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logit
             programs.clear()
             found.append(long_step(loaded, 150))
             assert programs == [150, 1]
-        monkeypatch.setattr(fused, "native_steps", lambda *_: {})
-        expected = long_step(loaded, 150)
+        expected = with_attention_called_apart(monkeypatch, lambda: long_step(loaded, 150))
     assert all(torch.equal(one, expected) for one in found)
 
 
@@ -289,9 +276,7 @@ def test_the_last_attention_computes_only_rows_whose_logits_are_read(
         found = logits()
     rows = [each.laid.num_rows for each in planned]
     assert rows == [20, 59, 5], "the first step has no logits: its last attention is left out"
-    with monkeypatch.context() as patch:
-        patch.setattr(fused, "native_steps", lambda *_: {})
-        assert torch.equal(found, logits())
+    assert torch.equal(found, with_attention_called_apart(monkeypatch, logits))
 
 
 def test_a_hook_on_the_embedding_sees_the_tokens_of_small_steps(

@@ -63,7 +63,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def on_device(loaded: LoadedModel, same_bits: bool = False) -> LoadedModel:
     """Fuse a model as for a device, without the comparison of logits."""
-    decoder = describe_decoder(loaded.model, None)
+    decoder = describe_decoder(loaded.model, for_device=True)
     with torch.no_grad():
         pack_decoder(loaded.model, decoder, DevicePack(None, same_bits))
     fused = DeviceForward(decoder, loaded.call, same_bits)

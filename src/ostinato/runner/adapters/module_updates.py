@@ -112,7 +112,7 @@ class _MergedRows:
         for name, parts in first_outputs(stacks).items():
             stack = stacks[name]
             is_packed = isinstance(module, PackedExperts)
-            weight = own.parts[name].plain() if is_packed else own._parameters[name]
+            weight = own.parts[name].weight if is_packed else own._parameters[name]
             rows = weight.new_zeros(stack.num_experts, stack.expert_rows, stack.in_features)
             for expert, (part, first) in product(range(stack.num_experts), parts.items()):
                 if (layer := layers.get(f"{self._name}[{expert}].{part}")) is not None:

@@ -81,13 +81,15 @@ FETCHED_MODELS: Mapping[str, FetchedModel] = {
 }
 
 
+def user_cache() -> Path:
+    """Return the user's cache folder of the project; it need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ostinato"
+
+
 def models_folder() -> Path:
     """Return where fetched models are kept; it need not exist."""
     chosen = os.environ.get(FOLDER_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "ostinato" / "models"
+    return Path(chosen).expanduser() if chosen else user_cache() / "models"
 
 
 def fetched_file(name: str) -> Path:

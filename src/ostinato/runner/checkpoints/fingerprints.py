@@ -12,11 +12,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from ostinato.runner.checkpoints.checkpoint import fingerprint, fingerprinted_files
+from ostinato.runner.checkpoints.fetched_models import user_cache
 
 logger = logging.getLogger("ostinato")
 
@@ -42,25 +43,16 @@ def fingerprinting(checkpoint: Path, weights: Sequence[Path]) -> Iterator[Callab
         OSError: A file cannot be read; from the call.
     """
     is_over = threading.Event()
-    result: Future[bytes] = Future()
 
     def piece_read() -> None:
         if is_over.is_set():
             raise Stopped
 
-    def compute() -> None:
+    with ThreadPoolExecutor(1, "ostinato-fingerprint") as threads:
         try:
-            result.set_result(_remembered_or_new(checkpoint, weights, piece_read))
-        except BaseException as error:  # raised again where the result is asked for
-            result.set_exception(error)
-
-    thread = threading.Thread(target=compute, name="ostinato-fingerprint", daemon=True)
-    thread.start()
-    try:
-        yield result.result
-    finally:
-        is_over.set()
-        thread.join()
+            yield threads.submit(_remembered_or_new, checkpoint, weights, piece_read).result
+        finally:
+            is_over.set()
 
 
 def remembered(checkpoint: Path, weights: Sequence[Path]) -> bytes | None:
@@ -75,22 +67,19 @@ def remembered(checkpoint: Path, weights: Sequence[Path]) -> bytes | None:
 
 def memory_file() -> Path:
     """Return the file in which fingerprints are remembered; its name has the format's version."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "ostinato" / "fingerprints-1.json"
+    return user_cache() / "fingerprints-1.json"
 
 
 def _remembered_or_new(
     checkpoint: Path, weights: Sequence[Path], piece_read: Callable[[], None]
 ) -> bytes:
+    if (known := remembered(checkpoint, weights)) is not None:
+        return known
     files = fingerprinted_files(checkpoint, tuple(weights))
-    if sum(file.stat().st_size for file in files) < REMEMBERED_BYTES:
-        return fingerprint(checkpoint, tuple(weights), piece_read)
+    is_large = sum(file.stat().st_size for file in files) >= REMEMBERED_BYTES
     key, is_settled = _key(files)
-    known = _read().get(key)
-    if known is not None:
-        return bytes.fromhex(known)
     digest = fingerprint(checkpoint, tuple(weights), piece_read)
-    if is_settled and _key(files)[0] == key:
+    if is_large and is_settled and _key(files)[0] == key:
         _remember(key, digest)
     return digest
 

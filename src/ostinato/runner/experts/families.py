@@ -117,21 +117,33 @@ _CLAMPED: Mapping[str, tuple[str, str]] = {
 """Experts with clamped gates: the attributes of the factor, and of where they are clamped."""
 
 
-def gating_of(experts: Any) -> tuple[int, float, float] | None:
-    """Return the activation between the products of experts, its factor and its limit.
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """What is between the two products of experts.
 
-    None if it is not known; experts without gates have an activation alone.
+    Attributes:
+        activation: ``ost_activation``.
+        alpha: Its factor, if it is clamped.
+        limit: Where it is clamped.
     """
+
+    activation: int
+    alpha: float = 1.0
+    limit: float = 0.0
+
+
+def gating_of(experts: Any) -> Gating | None:
+    """Return what is between the products of experts of ``transformers``; None if not known."""
     own, act = _name_of(type(experts)._apply_gate), getattr(experts, "act_fn", None)
     if experts.has_gate and own != "transformers.integrations.moe._default_apply_gate":
         if (names := _CLAMPED.get(type(experts).__name__)) is None:
             return None
         alpha, limit = (float(getattr(experts, name)) for name in names)
-        return CLAMPED, alpha, limit
+        return Gating(CLAMPED, alpha, limit)
     activation = _ACTIVATIONS.get(_name_of(act if isinstance(act, FunctionType) else type(act)))
     if activation is None or experts.has_gate == (activation == RELU_SQUARED):
         return None
-    return activation, 1.0, 0.0
+    return Gating(activation)
 
 
 def _name_of(known: Any) -> str:

@@ -2,14 +2,14 @@
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ostinato.runner.experts.families import gating_of
+from ostinato.runner.block_embedding import StoringModule
+from ostinato.runner.experts.families import Gating, gating_of
 from ostinato.runner.experts.routers import PackedRouter, Routing, family_of
 from ostinato.runner.experts.stack import ExpertStack, padded, stacks_of
 from ostinato.runner.native.ctypes_api import DTYPES, floats, int32s, int64s, pointers
@@ -50,28 +50,6 @@ def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=dtype, device="meta"), requires_grad=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Gating:
-    """What is between the two products of experts.
-
-    Attributes:
-        activation: ``ost_activation``.
-        alpha: Its factor, if it is clamped.
-        limit: Where it is clamped.
-    """
-
-    activation: int
-    alpha: float = 1.0
-    limit: float = 0.0
-
-    @classmethod
-    def of(cls, experts: nn.Module) -> "Gating":
-        """Read it from experts of ``transformers`` that are packed."""
-        numbers = gating_of(experts)
-        assert numbers is not None, "unknown experts stay as they are"
-        return cls(*numbers)
-
-
 class PackedPart:
     """One packed weight of all experts.
 
@@ -86,8 +64,9 @@ class PackedPart:
         self.shape, self.dtype = stack.weight.shape, packed.dtype
         stack.weight = empty_weight(stack.weight.shape, packed.dtype)
 
-    def plain(self) -> Tensor:
-        """Return a copy of the weight in the layout of the model."""
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the weight in the layout of the model."""
         return self.stack.weight_of(self.packed.plain())
 
     def load(self, weight: Tensor) -> None:
@@ -104,7 +83,7 @@ class PackedPart:
         return product
 
 
-class PackedExperts(nn.Module):
+class PackedExperts(StoringModule):
     """Takes the place of the experts of ``transformers``, as ``PackedLinear`` that of a layer.
 
     Attributes:
@@ -131,13 +110,19 @@ class PackedExperts(nn.Module):
     @classmethod
     def of(cls, experts: nn.Module, pack: Callable[[ExpertStack], PackedWeight]) -> "PackedExperts":
         """Pack the weights of experts of ``transformers``, and free the plain ones."""
-        gating, parts = Gating.of(experts), dict[str, PackedPart]()
+        gating, parts = gating_of(experts), dict[str, PackedPart]()
+        assert gating is not None, "unknown experts stay as they are"
         own, biases = cast(Any, experts), dict[str, nn.Parameter | None]()
         for name, stack in stacks_of(experts).items():
             parts[name] = part = PackedPart(stack, pack(stack))
             experts._parameters[name] = part.stack.weight
             biases[name] = own._parameters.get(f"{name}_bias") if own.has_bias else None
         return cls(parts, biases, gating, (experts,))
+
+    @property
+    def stored(self) -> Mapping[str, PackedPart]:
+        """The packed weights."""
+        return self.parts
 
     @property
     def num_experts(self) -> int:
@@ -219,34 +204,18 @@ class PackedExperts(nn.Module):
         """Return the module of ``transformers`` with its weights."""
         (experts,) = self.origin
         for name, part in self.parts.items():
-            experts._parameters[name] = nn.Parameter(part.plain(), requires_grad=False)
+            experts._parameters[name] = nn.Parameter(part.weight, requires_grad=False)
         return experts
 
     def extra_repr(self) -> str:
         """Say how many there are."""
         return f"num_experts={self.num_experts}, packed"
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        """Add the weights before the biases."""
-        for name, part in self.parts.items():
-            destination[prefix + name] = part.plain()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
     ) -> None:
-        """Load the weights, then the biases."""
-        own = {prefix + name: part for name, part in self.parts.items()}
-        missing = arguments[2]
-        for name, part in own.items():
-            if name in state_dict:
-                part.load(state_dict[name])
-            else:
-                missing.append(name)
-        others = {name: tensor for name, tensor in state_dict.items() if name not in own}
-        super()._load_from_state_dict(others, prefix, *arguments)
+        """Load the weights, then the biases, and arrange these."""
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
         self.sync()
 
 
@@ -325,21 +294,16 @@ def pack_mixtures(model: nn.Module, pack: Callable[[ExpertStack], PackedWeight])
     Effects: replaces modules of the model, and frees the experts' weights.
     """
     num_packed = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if is_experts(child) and why_unpacked_experts(child) is None:
-                setattr(parent, name, PackedExperts.of(child, pack))
-                num_packed += 1
-            elif (family := family_of(child)) is not None:
-                setattr(parent, name, PackedRouter(child, Routing.of(child, family)))
+    for parent, name, child in with_parents(model):
+        if is_experts(child) and why_unpacked_experts(child) is None:
+            setattr(parent, name, PackedExperts.of(child, pack))
+            num_packed += 1
+        elif (family := family_of(child)) is not None:
+            setattr(parent, name, PackedRouter(child, Routing.of(child, family)))
     return num_packed
 
 
-def unpack_mixtures(model: nn.Module) -> None:
-    """Put the modules of ``transformers`` back."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, PackedExperts):
-                setattr(parent, name, child.unpacked())
-            elif isinstance(child, PackedRouter):
-                setattr(parent, name, child.origin[0])
+def with_parents(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Return all modules in a model, each after its parent and its name in it."""
+    parents = list(model.modules())
+    return [(parent, name, own) for parent in parents for name, own in parent.named_children()]

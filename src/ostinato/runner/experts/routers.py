@@ -109,23 +109,11 @@ class Routing:
         record = RoutingRecord(
             Matrix.of(logits),
             None if correction is None else correction.data_ptr(),
-            experts.data_ptr(),
-            weights.data_ptr(),
-            num_rows,
-            num_experts,
-            self.top_k,
-            DTYPES[logits.dtype],
-            DTYPES[weight_dtype],
-            self.scores,
-            self.num_groups,
-            self.kept_groups,
-            self.family.group_best,
-            self.divides,
-            self.family.epsilon,
-            self.floor,
-            self.scale,
-            self.cap,
-            self.jitter,
+            *(experts.data_ptr(), weights.data_ptr()),
+            *(num_rows, num_experts, self.top_k, DTYPES[logits.dtype], DTYPES[weight_dtype]),
+            *(self.scores, self.num_groups, self.kept_groups),
+            *(self.family.group_best, self.divides, self.family.epsilon),
+            *(self.floor, self.scale, self.cap, self.jitter),
             torch.get_num_threads(),
         )
         required_library().ost_route(ctypes.byref(record))
@@ -155,6 +143,10 @@ class PackedRouter(nn.Module):
     def sync(self) -> None:
         """Pack the weight again, after it was replaced."""
         self._packed.replace(0, self._linear.weight.detach().to(self.dtype))
+
+    def unpacked(self) -> nn.Module:
+        """Return the router of ``transformers``."""
+        return self.origin[0]
 
     @property
     def suffix(self) -> str:

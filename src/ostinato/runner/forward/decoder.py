@@ -65,14 +65,9 @@ class Projection:
         """Return the layers, first to last."""
         return [cast(nn.Linear, self._parent.get_submodule(name)) for name in self.names]
 
-    @property
-    def biases(self) -> tuple[Tensor, ...]:
-        """One per layer in it; empty for none."""
-        return tuple(each.bias.detach() for each in self.linears() if each.bias is not None)
-
     def bias(self) -> Tensor | None:
         """Return the biases as one; concatenated each time, since they may be replaced in place."""
-        biases = self.biases
+        biases = [each.bias.detach() for each in self.linears() if each.bias is not None]
         if len(biases) <= 1:
             return biases[0] if biases else None
         return torch.cat(biases)

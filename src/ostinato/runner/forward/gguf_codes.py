@@ -134,6 +134,4 @@ def _on_threads(work: Callable[[int, int], object], end: int, unit: int) -> None
         work(0, end)
         return
     with ThreadPoolExecutor() as threads:
-        spans = [threads.submit(work, n, min(n + step, end)) for n in range(0, end, step)]
-    for span in spans:
-        span.result()
+        list(threads.map(lambda first: work(first, min(first + step, end)), range(0, end, step)))

@@ -18,8 +18,8 @@ from ostinato.runner.forward.embedding_and_rope import AngleLayout
 from ostinato.runner.forward.ops import HeadShape, Norm, Rope, RopeKind
 from ostinato.runner.forward.stand_ins import (
     NUM_ROWS,
-    Fixed,
     Unknown,
+    answering_linears,
     apply_norm,
     call_keywords,
     call_twin,
@@ -33,7 +33,7 @@ def heads_of(
     attention: nn.Module,
     projections: tuple[str, ...],
     output: str,
-    norms: tuple[str, str] | None,
+    norms: tuple[str, ...] | None,
     angles: tuple[Tensor, Tensor] | None,
     dtype: torch.dtype,
 ) -> tuple[HeadShape, AttentionStyle]:
@@ -62,20 +62,19 @@ def heads_of(
     if num_kv_heads < 1 or shape.num_projected != sum(n.out_features for n in linears[:-1]):
         raise Unknown(f"{type(attention).__name__} projects other than queries, keys and values")
     random = torch.Generator().manual_seed(0)
-    fixed = [Fixed(random_rows((1, NUM_ROWS, n.out_features), dtype, random)) for n in linears[:-1]]
-    last = Fixed(random_rows((1, NUM_ROWS, linears[-1].out_features), dtype, random))
-    children = dict(zip((*projections, output), (*fixed, last), strict=True))
+    children = answering_linears(attention, (*projections, output), dtype, random)
     numbers = None if angles is None else tuple(_angles_like(each, random) for each in angles)
     seen = _Attending(random_rows((NUM_ROWS, num_heads, dim), dtype, random))
     rows = random_rows((1, NUM_ROWS, linears[0].in_features), dtype, random)
     call_twin(attention, children, rows, call_keywords(attention, seen, numbers, None))
-    projected = torch.cat([each.output[0] for each in fixed], dim=-1)
+    projected = torch.cat([children[name].answer[0] for name in projections], dim=-1)
     shape, queries, keys = _split(shape, projected, seen)
     attended = seen.attended.flatten(1)
     if is_gated:
         heads = projected[:, : 2 * num_heads * dim].unflatten(1, (num_heads, 2, dim))
         attended = attended * heads[:, :, 1].flatten(1).sigmoid()
-    if last.input is None or not torch.equal(last.input.flatten(), attended.flatten()):
+    last = children[output].inputs
+    if not last or not torch.equal(last[0].flatten(), attended.flatten()):
         raise Unknown(f"{type(attention).__name__} changes what was attended")
     if norms is not None:
         query_norm, key_norm = (norm_of(attention.get_submodule(name)) for name in norms)

@@ -28,8 +28,8 @@ from ostinato.runner.forward.ops import Norm
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.stand_ins import (
     NUM_ROWS,
-    Fixed,
     Unknown,
+    answering_linears,
     apply_norm,
     call_keywords,
     is_close,
@@ -100,10 +100,7 @@ class _Seen:
         norms = [name for name, child in parts.items() if not isinstance(child, nn.Conv1d)]
         _require(len(linears) > 1 and len(norms) == 1, f"no operation for {type(module).__name__}")
         (self._norm,), self._norming, carrying = norms, _Norming(random), _Carrying(random)
-        fixed = {
-            name: Fixed(random_rows((1, NUM_ROWS, own.out_features), dtype, random))
-            for name, own in linears.items()
-        }
+        fixed = answering_linears(module, list(linears), dtype, random)
         twin = stand_in(module, {**fixed, self._norm: self._norming})
         bind_mixers(twin, lambda: carrying)
         self._weights = {
@@ -126,10 +123,10 @@ class _Seen:
             convolved,
             scanned,
         )
-        last = [name for name, own in fixed.items() if own.input is not rows]
+        last = [name for name, own in fixed.items() if not any(r is rows for r in own.inputs)]
         _require(len(last) == 1, f"it has {len(last)} output projections")
-        (self._combine,), self._last = last, fixed.pop(last[0]).input
-        self._fixed = {name: own.output[0] for name, own in fixed.items()}
+        (self._combine,), self._last = last, fixed.pop(last[0]).inputs
+        self._fixed = {name: own.answer[0] for name, own in fixed.items()}
 
     def mixer(self) -> StateMixer:
         """Return what it computes."""
@@ -203,7 +200,7 @@ class _Seen:
         inputs, answer, last = self._norming.inputs, self._norming.answer, self._last
         is_of_scan = len(inputs) == 2 and torch.equal(inputs[0].flatten(), self._scanned.flatten())
         _require(is_of_scan, "no norm of what its scan gives")
-        is_last = last is not None and torch.equal(last.flatten(), answer.flatten().to(last.dtype))
+        is_last = bool(last) and torch.equal(last[0].flatten(), answer.flatten().to(last[0].dtype))
         _require(is_last, "a change of what its norm gives")
         size = inputs[0].shape[-1]
         width, epsilon = getattr(norm, "group_size", size), getattr(norm, "variance_epsilon", None)

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ostinato.runner.block_embedding import BlockEmbedding, StoredWeight
+from ostinato.runner.block_embedding import BlockEmbedding, StoringModule
 from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.native.packed import PackedWeight
 
 
-class PackedLinear(StoredWeight):
+class PackedLinear(StoringModule):
     """A linear layer whose weight is some rows of a packed one.
 
     Attributes:
@@ -78,7 +78,7 @@ class PackedLinear(StoredWeight):
             tied.copy_(weight)
         self.packed.replace(self.first_row, weight)
 
-    def sync_tied(self) -> None:
+    def sync(self) -> None:
         """Pack the embedding again, if the weight is tied to it."""
         (tied,) = self.tied
         if isinstance(tied, BlockEmbedding):
@@ -97,4 +97,4 @@ class PackedLinear(StoredWeight):
         """Load the weight; a tied one is loaded with the embedding."""
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         if prefix + "weight" not in state_dict:
-            self.sync_tied()
+            self.sync()

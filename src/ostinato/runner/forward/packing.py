@@ -6,14 +6,19 @@ weights that modules share in any other way are not packed.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import torch
 import transformers
 from torch import nn
 
-from ostinato.runner.experts.mixture import expert_weights, pack_mixtures, unpack_mixtures
+from ostinato.runner.experts.mixture import (
+    PackedExperts,
+    expert_weights,
+    pack_mixtures,
+    with_parents,
+)
 from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -32,30 +37,38 @@ def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
     return "packed weights need the native library" if library() is None else None
 
 
-class Pack(Protocol):
-    """Packs weights."""
+Layers = Sequence[nn.Linear] | ExpertStack
+"""What is packed into one weight: plain linear layers with the same input, or a layer's experts."""
 
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-        """Pack plain linear layers with the same input into one weight."""
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Pack the weights of all experts of a layer."""
+Pack = Callable[[Layers, bool], PackedWeight]
+"""Packs layers; the second argument is whether they are the head."""
 
 
-class PlainPack:
-    """Packs weights without quantizing them; see ``Pack``."""
-
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-        """Pack plain linear layers with the same input into one weight."""
-        return PackedWeight([linear.weight for linear in linears])
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Pack the weights of all experts of a layer."""
-        return stack.pack()
+def pack_plain(layers: Layers, is_head: bool = False) -> PackedWeight:
+    """Pack layers without quantizing them; see ``Pack``."""
+    if isinstance(layers, ExpertStack):
+        return layers.pack()
+    return PackedWeight([linear.weight for linear in layers])
 
 
-pack_plain = PlainPack()
-"""Packs weights without quantizing them."""
+def members(layers: Layers) -> Sequence[nn.Linear | ExpertStack]:
+    """Return what has the weights: each linear layer, or the experts."""
+    return [layers] if isinstance(layers, ExpertStack) else layers
+
+
+def key_of(member: nn.Linear | ExpertStack) -> int:
+    """Return what names a linear layer, whose weight may be replaced, or experts."""
+    return id(member.weight if isinstance(member, ExpertStack) else member)
+
+
+def names_of(layers: Layers, names: Mapping[int, str]) -> list[str]:
+    """Return the names of what is packed into one weight.
+
+    Args:
+        layers: What is packed.
+        names: By what ``key_of`` returns.
+    """
+    return [names[key_of(member)] for member in members(layers)]
 
 
 def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
@@ -63,7 +76,7 @@ def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
 
     Effects: replaces the layers in the model, and frees their weights.
     """
-    num_packed = pack_mixtures(model, pack.pack_experts)
+    num_packed = pack_mixtures(model, lambda stack: pack(stack, False))
     shared = _shared_parameters(model)
     embeddings = _embeddings(model)
     head = (
@@ -71,8 +84,7 @@ def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
     )
     linears = [
         (parent, name, child)
-        for parent in list(model.modules())
-        for name, child in parent.named_children()
+        for parent, name, child in with_parents(model)
         if is_plain_linear(child) and not isinstance(parent, PackedRouter)
     ]
     for parent, name, linear in linears:
@@ -111,12 +123,10 @@ def share_in_linears(model: nn.Module) -> float:
 
 
 def unpack_linears(model: nn.Module) -> None:
-    """Make all packed layers and experts plain again."""
-    unpack_mixtures(model)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, PackedLinear):
-                setattr(parent, name, child.unpacked())
+    """Put plain linear layers, and the experts and routers of ``transformers``, back."""
+    for parent, name, child in with_parents(model):
+        if isinstance(child, (PackedLinear, PackedExperts, PackedRouter)):
+            setattr(parent, name, child.unpacked())
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:

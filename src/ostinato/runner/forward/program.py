@@ -9,11 +9,10 @@ been replaced meanwhile.
 """
 
 import ctypes
-import enum
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -33,24 +32,6 @@ from ostinato.runner.native.ctypes_api import Attention as AttentionRecord
 from ostinato.runner.native.ctypes_api import Kv, Rows, int32s, int64s, pointers
 from ostinato.runner.native.packed import Product
 from ostinato.runner.native.store import NativeKVStore
-
-
-class Kind(enum.IntEnum):
-    """``ost_operation_kind``."""
-
-    ADD_NORM = 0
-    HEADS = 1
-    GATED = 2
-    PRODUCT = 3
-    WRITE = 4
-    ATTEND = 5
-    COPY = 6
-    TAKE = 7
-    GATED_PRODUCT = 8
-    LORA = 9
-    MIXER = 10
-    GATED_NORM = 11
-
 
 _CHUNK_STEP = 32
 """The number of rows of a chunk is a multiple of this."""
@@ -130,23 +111,14 @@ class Take(ctypes.Structure):
         self.rows = lookup.places.ctypes.data
 
 
-_KINDS: dict[type[Any], Kind] = {
-    AddNorm: Kind.ADD_NORM,
-    SplitHeads: Kind.HEADS,
-    Gated: Kind.GATED,
-    Product: Kind.PRODUCT,
-    GatedProduct: Kind.GATED_PRODUCT,
-    Write: Kind.WRITE,
-    Attend: Kind.ATTEND,
-    Copy: Kind.COPY,
-    Take: Kind.TAKE,
-    LoraProduct: Kind.LORA,
-    Mixer: Kind.MIXER,
-    GatedNorm: Kind.GATED_NORM,
-}
+_KINDS: tuple[type[Any], ...] = (
+    *(AddNorm, SplitHeads, Gated, Product, Write, Attend, Copy, Take),
+    *(GatedProduct, LoraProduct, Mixer, GatedNorm),
+)
+"""Records of operations, in the order of ``ost_operation_kind``."""
 
 Record = ctypes.Structure
-"""One of the keys of ``_KINDS``."""
+"""One of ``_KINDS``."""
 
 
 class _Operation(ctypes.Structure):
@@ -199,19 +171,13 @@ class Program:
         self._runs: list[tuple[_Operations, bool] | tuple[PythonCall, bool]] = []
         is_call = lambda each: isinstance(each[0], PythonCall)  # noqa: E731
         for in_python, group in groupby(operations, key=is_call):
-            if in_python:
-                self._runs += [
-                    (cast(PythonCall, call), on_logit_rows) for call, on_logit_rows in group
-                ]
-            else:
-                self._runs.append(
-                    (self._listed(cast(list[tuple[Record, bool]], list(group))), False)
-                )
+            steps: list[Any] = list(group)
+            self._runs += steps if in_python else [(self._listed(steps), False)]
 
     def _listed(self, operations: list[tuple[Record, bool]]) -> _Operations:
         listed = (_Operation * len(operations))(
             *(
-                _Operation(ctypes.addressof(record), _KINDS[type(record)], on_logit_rows)
+                _Operation(ctypes.addressof(record), _KINDS.index(type(record)), on_logit_rows)
                 for record, on_logit_rows in operations
             )
         )
@@ -289,23 +255,17 @@ class StepArguments:
         unique = {id(store) for store in stores.values()}
         self._slots = {store: np.zeros(max_rows, dtype=np.int64) for store in unique}
         self._copies = {store: Copies() for store in unique}
-        self._shared: dict[Hashable, AttentionRecord] = {}
-        self._kinds: list[tuple[int, Attention, bool, AttentionRecord]] = []
+        self._kinds: dict[Hashable, tuple[int, Attention, bool, AttentionRecord]] = {}
         self._replaceable: list[tuple[Tensor, Callable[[], Tensor | None]]] = []
-        self._vectors: Take | None = None
-        self._angles: dict[AngleKind, Take] = {}
+        self._tables: list[tuple[Take, Callable[[StepInput], Lookup]]] = []
         self._logit_rows: list[Take] = []
         self.mixers = StepMixers()
 
-    def take_vectors(self, output: Tensor) -> Take:
-        """Return a copy of the input of the first layer."""
-        self._vectors = Take.into(output)
-        return self._vectors
-
-    def take_angles(self, kind: AngleKind, output: Tensor) -> Take:
-        """Return a copy of the angles of a kind."""
-        self._angles[kind] = Take.into(output)
-        return self._angles[kind]
+    def take(self, output: Tensor, look_up: Callable[[StepInput], Lookup]) -> Take:
+        """Return a copy of what is looked up for each row of a step."""
+        take = Take.into(output)
+        self._tables.append((take, look_up))
+        return take
 
     def take_logit_rows(self, table: Tensor, output: Tensor) -> Take:
         """Return a copy of the rows whose logits are computed."""
@@ -332,10 +292,8 @@ class StepArguments:
         store, heads = self.stores[layer], part.shape.num_heads
         kept = store.spec.layers[layer]
         kind = (id(store), part.style.window or 0, heads, kept, on_logit_rows)
-        if kind not in self._shared:
-            self._shared[kind] = AttentionRecord()
-            self._kinds.append((layer, part, on_logit_rows, self._shared[kind]))
-        return self._shared[kind]
+        own = self._kinds.setdefault(kind, (layer, part, on_logit_rows, AttentionRecord()))
+        return own[-1]
 
     def set(self, step_input: StepInput, steps: NativeSteps) -> object:
         """Set everything for a step.
@@ -352,9 +310,12 @@ class StepArguments:
         assert within(rows, num_rows) and rows.flags.c_contiguous, "rows"
         for take in self._logit_rows:
             take.rows = rows_address
-        tables = self._set_tables(step_input, num_rows)
+        lookups = [look_up(step_input) for _, look_up in self._tables]
+        for (take, _), lookup in zip(self._tables, lookups, strict=True):
+            assert len(lookup.places) == num_rows, "one for each row"
+            take.look_up(lookup)
         self._set_slots(steps, num_rows)
-        for layer, part, on_logit_rows, shared in self._kinds:
+        for layer, part, on_logit_rows, shared in self._kinds.values():
             if on_logit_rows and not len(rows):
                 continue  # the operation is left out
             heads, window = part.shape.num_heads, part.style.window
@@ -365,19 +326,8 @@ class StepArguments:
             assert original is not None, "weights are replaced, not removed"
             copy.copy_(original)
         if not self.mixers.layers:
-            return tables
-        return tables, self.mixers.set(step_input.step.states, num_rows)
-
-    def _set_tables(self, step_input: StepInput, num_rows: int) -> list[Lookup]:
-        assert self._vectors is not None, "operations"
-        self._vectors.look_up(step_input.vectors)
-        tables = []
-        for kind, take in self._angles.items():
-            lookup = self.angles[kind].of(step_input.positions)
-            assert len(lookup.places) == num_rows, "angles for each row"
-            take.look_up(lookup)
-            tables.append(lookup)
-        return tables
+            return lookups
+        return lookups, self.mixers.set(step_input.step.states, num_rows)
 
     def _set_slots(self, steps: NativeSteps, num_rows: int) -> None:
         for step in dict.fromkeys(steps.values()):

@@ -4,8 +4,8 @@ Codes are packed once, into the tiles of ``native/src/weights/tiles.h``, and pro
 Scales are stored separately, see ``scale_tiles``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,12 @@ from ostinato.runner.forward.codes import (
     LaterCodes,
     codes_of,
     encode,
-    joined,
     joined_format,
     widened,
 )
 from ostinato.runner.forward.gguf_codes import BlockRows
 from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.forward.packing import Layers, members, pack_plain
 from ostinato.runner.huge_pages import zeros
 from ostinato.runner.native.code_packing import CodeTiles, packs_blocks, weight_format
 from ostinato.runner.native.packed import (
@@ -119,36 +119,15 @@ class QuantizedWeight(PackedWeight):
 
     @classmethod
     def nearest(
-        cls, weights: Sequence[Tensor], format: CodeFormat, activations: Activations = PLAIN
+        cls, layers: Layers, format: CodeFormat, activations: Activations = PLAIN
     ) -> "QuantizedWeight":
-        """Quantize weights with the same input below each other, as ``encode`` does."""
-        if format.has_zeros or (format.bits == 4 and not format.has_minima):
-            codes = [encode(weight, format) for weight in weights]
-            return cls(joined(codes), weights[0].dtype, activations)
-        shape = sum(map(len, weights)), weights[0].shape[1]
-        return cls._of_numbers(weights, shape, weights[0].dtype, format, activations)
-
-    @classmethod
-    def of_experts(
-        cls, stack: ExpertStack, format: CodeFormat, activations: Activations = PLAIN
-    ) -> "QuantizedWeight":
-        """Quantize the weights of all experts, one after the other."""
-        shape = stack.out_features, stack.in_features
-        return cls._of_numbers(stack.rows(), shape, stack.weight.dtype, format, activations)
-
-    @classmethod
-    def _of_numbers(
-        cls,
-        parts: Iterable[Tensor],
-        shape: tuple[int, int],
-        dtype: torch.dtype,
-        format: CodeFormat,
-        activations: Activations,
-    ) -> "QuantizedWeight":
-        weight = cls.__new__(cls)
-        weight._allocate(format, shape, torch.bfloat16, dtype, activations)
+        """Quantize numbers below each other, as ``encode`` does, with minima or in 8 bits."""
+        own, weight = members(layers), cls.__new__(cls)
+        shape = sum(member.out_features for member in own), own[0].in_features
+        weight._allocate(format, shape, torch.bfloat16, own[0].weight.dtype, activations)
         memory, first = weight._memory(), 0
-        for part in parts:
+        linears = (member.weight.detach() for member in own)
+        for part in layers.rows() if isinstance(layers, ExpertStack) else linears:
             memory.put_numbers(first, part)
             first += len(part)
         return weight
@@ -327,43 +306,32 @@ class Quantization:
         name: ``int8``, ``int4``, ``w8a8``, ``w4a8``, or the checkpoint's format. The output layer
             always has 8 bits, and its inputs are never quantized: it matters most for the logits,
             and is a small part of what a step reads.
-        stored: The checkpoint's own codes, by the id of the weight that they represent; None if
-            weights are to be quantized.
+        stored: The checkpoint's own codes, by the id of the weight that they represent, of experts
+            the parts of the first, then of the second; None if weights are to be quantized.
         activations: What inputs become before they are multiplied.
-        experts: The checkpoint's own codes of experts, by the id of the weight: the rows of the
-            first, then of the second.
     """
 
     name: str
-    stored: Mapping[int, StoredRows] | None = None
+    stored: Mapping[int, Sequence[StoredRows]] | None = None
     activations: Activations = PLAIN
-    experts: Mapping[int, Sequence[StoredRows]] = field(default_factory=dict)
 
     @classmethod
     def named(cls, name: QuantizationName, has_small_rows: bool = False) -> "Quantization":
         """Return the quantization of a setting; rows may be of 8 bits whatever the name says."""
         return cls(name, activations=IN_GROUPS if has_small_rows or name[2:] == "a8" else PLAIN)
 
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-        """Pack layers with the same input into one weight; see ``packing.Pack``."""
-        weights = [linear.weight.detach() for linear in linears]
+    def __call__(self, layers: Layers, is_head: bool = False) -> PackedWeight:
+        """Pack layers into one weight; see ``packing.Pack``."""
         activations = PLAIN if is_head else self.activations
-        if self.stored is None:
-            return QuantizedWeight.nearest(weights, INT8 if is_head else self._format, activations)
-        stored = [self.stored.get(id(linear.weight)) for linear in linears]
-        rows = [each for each in stored if each is not None]
-        if len(rows) < len(linears):
-            return PackedWeight(weights)
-        return QuantizedWeight.of_rows(rows, weights[0].dtype, activations)
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Pack the weights of all experts."""
-        if (rows := self.experts.get(id(stack.weight))) is not None:
-            settings = self.activations, TILE_OUTPUTS, stack.num_experts
-            return QuantizedWeight.of_rows(rows, stack.weight.dtype, *settings)
         if self.stored is not None:
-            return stack.pack()
-        return QuantizedWeight.of_experts(stack, self._format, self.activations)
+            weights = [member.weight for member in members(layers)]
+            stored = [self.stored.get(id(weight)) for weight in weights]
+            rows = [row for each in stored for row in each or ()]
+            if None in stored:
+                return pack_plain(layers)
+            tiling = (TILE_OUTPUTS, layers.num_experts) if isinstance(layers, ExpertStack) else ()
+            return QuantizedWeight.of_rows(rows, weights[0].dtype, activations, *tiling)
+        return QuantizedWeight.nearest(layers, INT8 if is_head else self._format, activations)
 
     @property
     def _format(self) -> CodeFormat:

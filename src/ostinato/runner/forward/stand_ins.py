@@ -105,20 +105,20 @@ def activation_of(
     Raises:
         Unknown: It computes something else.
     """
-    linears = [cast(nn.Linear, mlp.get_submodule(name)) for name in (*projections, down)]
+    num_inputs, width = (
+        cast(nn.Linear, mlp.get_submodule(name)).in_features for name in (projections[0], down)
+    )
     random = torch.Generator().manual_seed(0)
-    fixed = [Fixed(random_rows((1, NUM_ROWS, n.out_features), dtype, random)) for n in linears]
-    children = dict(zip((*projections, down), fixed, strict=True))
-    call_twin(mlp, children, random_rows((1, NUM_ROWS, linears[0].in_features), dtype, random), {})
-    projected = torch.cat([each.output[0] for each in fixed[:-1]], dim=-1)
-    width, gated = linears[-1].in_features, fixed[-1].input
+    children = answering_linears(mlp, (*projections, down), dtype, random)
+    call_twin(mlp, children, random_rows((1, NUM_ROWS, num_inputs), dtype, random), {})
+    projected = torch.cat([children[name].answer[0] for name in projections], dim=-1)
     has_up = projected.shape[1] == 2 * width
-    if gated is None or not (has_up or projected.shape[1] == width):
+    if not children[down].inputs or not (has_up or projected.shape[1] == width):
         raise Unknown(f"{type(mlp).__name__} is not built of gates and ups")
     gate, up = projected[:, :width], projected[:, width:]
     for activation, function in ACTIVATIONS.items():
         opened = function(gate) * up if has_up else function(gate)
-        if is_close(opened, gated[0], dtype):
+        if is_close(opened, children[down].inputs[0][0], dtype):
             return activation, has_up
     raise Unknown(f"its activation is {_activation_name(mlp)}")
 
@@ -157,20 +157,19 @@ def check_mixture(
     gates = random_rows((NUM_ROWS, 1), dtype, random)
     weights = random_rows((NUM_ROWS, num_chosen), torch.float32, random)
     chosen = torch.arange(num_chosen).repeat(NUM_ROWS, 1)
-    choosing = _Answering((torch.zeros(NUM_ROWS, num_chosen), weights, chosen))
+    choosing = Answering((torch.zeros(NUM_ROWS, num_chosen), weights, chosen))
 
-    def result(sums: Tensor, own: Tensor, gates: Tensor) -> tuple[Tensor, _Answering, list[Fixed]]:
-        computing, shared = _Answering(sums), {names.shared: own, names.gate: gates}
-        fixed = {name: Fixed(output) for name, output in shared.items() if name}
-        children = {**fixed, names.router: choosing, names.experts: computing}
-        given = call_twin(block, children, rows[None], {})
-        return given[0] if isinstance(given, tuple) else given, computing, list(fixed.values())
+    def result(sums: Tensor, own: Tensor, gates: Tensor) -> tuple[Tensor, list[Answering]]:
+        answers = {names.experts: sums, names.shared: own, names.gate: gates}
+        fixed = {name: Answering(output) for name, output in answers.items() if name}
+        given = call_twin(block, {**fixed, names.router: choosing}, rows[None], {})
+        return given[0] if isinstance(given, tuple) else given, list(fixed.values())
 
     ones, zeros = torch.ones_like(rows), torch.zeros_like(rows)
     opened = torch.full_like(gates, 100.0)
     scale = float(result(ones, zeros, opened)[0].flatten()[0])
     shared_scale = float(result(zeros, ones, opened)[0].flatten()[0]) if names.shared else 1.0
-    given, computing, fixed = result(sums, own, gates)
+    given, (computing, *fixed) = result(sums, own, gates)
     expected = sums if scale == 1.0 else sums * scale
     if names.shared:
         addend = gates.sigmoid() * own if names.gate else own
@@ -184,7 +183,7 @@ def check_mixture(
         raise Unknown(f"{name} computes more than its experts do")
     if not _are_equal(computing.inputs, (rows, chosen, weights)):
         raise Unknown(f"{name} changes what its router chose")
-    if not all(each.input is not None and _are_equal((each.input,), (rows,)) for each in fixed):
+    if not all(_are_equal(each.inputs, (rows,)) for each in fixed):
         raise Unknown(f"{name} gives its shared experts other rows")
     return "".join(vectors), scale, shared_scale
 
@@ -212,30 +211,26 @@ def call_keywords(
     return keywords
 
 
-class Fixed(nn.Module):
-    """In place of a linear layer: the same output for any input, which is kept."""
-
-    def __init__(self, output: Tensor) -> None:
-        """Return this output."""
-        super().__init__()
-        self.output, self.input = output, cast(Tensor | None, None)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Return the output, whatever the rows."""
-        self.input = rows
-        return self.output
-
-
-class _Answering(nn.Module):
-    """In place of a router or of experts: one answer, and the inputs are kept."""
+class Answering(nn.Module):
+    """In place of a module: one answer whatever the inputs, which are kept; none before a call."""
 
     def __init__(self, answer: Any) -> None:
+        """Return this answer."""
         super().__init__()
         self.answer, self.inputs = answer, cast(tuple[Tensor, ...], ())
 
     def forward(self, *inputs: Tensor | None) -> Any:
+        """Return the answer."""
         self.inputs = tuple(each for each in inputs if each is not None)
         return self.answer
+
+
+def answering_linears(
+    module: nn.Module, names: Sequence[str], dtype: torch.dtype, random: torch.Generator
+) -> dict[str, Answering]:
+    """Return what stands in for linear layers of a module: each answers with random rows."""
+    widths = {name: cast(nn.Linear, module.get_submodule(name)).out_features for name in names}
+    return {n: Answering(random_rows((1, NUM_ROWS, w), dtype, random)) for n, w in widths.items()}
 
 
 def _norm_shape(module: nn.Module) -> torch.Size:

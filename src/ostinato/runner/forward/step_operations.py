@@ -15,9 +15,7 @@ values, are computed in Python: what is passed to them is in buffers for all row
 """
 
 import ctypes
-from collections.abc import Generator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,7 +39,7 @@ from ostinato.runner.forward.decoder import (
     StateMixer,
     sum_of,
 )
-from ostinato.runner.forward.embedding_and_rope import AngleKind
+from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles, Lookup
 from ostinato.runner.forward.mixer_records import GatedNorm, MixerRows
 from ostinato.runner.forward.ops import AddNorm, Gated, Heads, Norm, SplitHeads
 from ostinato.runner.forward.program import (
@@ -51,6 +49,7 @@ from ostinato.runner.forward.program import (
     PythonCall,
     Step,
     StepArguments,
+    StepInput,
     Write,
 )
 from ostinato.runner.forward.stand_ins import call_keywords
@@ -67,18 +66,6 @@ class ModuleCalls(Protocol):
         self, step: LayerAttention, adapters: StepAdapters | None
     ) -> AbstractContextManager[None]:
         """Return a context in which the model's modules compute a step."""
-
-
-Operations = Generator[tuple[Step, bool], None, None]
-Output = Generator[tuple[Step, bool], None, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Addend:
-    """What is added to the stream before it is read next."""
-
-    rows: Tensor
-    branch: Branch
 
 
 class StepOperations:
@@ -99,7 +86,7 @@ class StepOperations:
         """Build them; ``calls`` passes a step to modules that are called."""
         self._decoder, self._calls, self._arena, self._arguments = decoder, calls, arena, arguments
         self._width = decoder.head.weight.num_columns
-        self._pending: list[_Addend] = []
+        self._pending: list[tuple[Tensor, Branch]] = []  # added before the stream is read next
         self._gates: Tensor | None = None
         self._on_logit_rows = False
         mixing = [
@@ -109,149 +96,134 @@ class StepOperations:
         ]
         self._last_mixing = mixing[-1] if mixing else None
         self._stream = arena.first_chunk("stream", self._width)
-        self.operations = list(self._operations())
+        self.operations: list[tuple[Step, bool]] = []
+        self._add_all()
 
-    def _operations(self) -> Operations:
-        """Yield the operations of a step, first to last."""
+    def _add_all(self) -> None:
+        """Add the operations of a step, first to last."""
         decoder = self._decoder
-        yield self._at(self._arguments.take_vectors(self._stream))
+        self._add(self._arguments.take(self._stream, lambda given: given.vectors))
         for kind in {p.angles: None for p in decoder.parts() if isinstance(p, Attention)}:
             if kind is not None:
-                yield self._at(self._arguments.take_angles(kind, self._angles_of(kind)))
+                look_up = partial(_angles_of_step, self._arguments.angles[kind])
+                self._add(self._arguments.take(self._angles_of(kind), look_up))
         if self._last_mixing is None:
-            yield from self._narrow(None)
+            self._narrow(None)
         for layer in decoder.layers:
-            yield from self._layer(layer)
-        normed = yield from self._normed(decoder.norm, for_all=True)
+            self._layer(layer)
+        normed = self._normed(decoder.norm, for_all=True)
         self.hidden = self._arena.whole(normed)
         logits = normed.new_empty(len(normed), decoder.head.weight.num_rows)
         self.head = self._record(decoder.head, normed, logits)
-        yield self._at(self.head)
+        self._add(self.head)
 
-    def _layer(self, layer: DecoderLayer) -> Operations:
-        held: list[_Addend] = []
+    def _layer(self, layer: DecoderLayer) -> None:
+        held: list[tuple[Tensor, Branch]] = []  # the branches after it read the stream without
         for place, branch in enumerate(layer.branches):
             name = f"added {place}"
-            norms = self._only_normed if layer.is_parallel and place else self._normed
-            inputs = yield from norms(branch.norm, isinstance(branch.part, Call | Mixture))
-            rows = yield from self._part(layer, branch.part, inputs, name)
-            (held if layer.is_parallel else self._pending).append(_Addend(rows, branch))
+            inputs = self._normed(branch.norm, isinstance(branch.part, Call | Mixture))
+            rows = self._part(layer, branch.part, inputs, name)
+            (held if layer.is_parallel else self._pending).append((rows, branch))
         self._pending += held
 
-    def _normed(self, norm: Norm | None, for_all: bool = False) -> Output:
-        """Yield what adds the pending addends to the stream, and norms it."""
+    def _normed(self, norm: Norm | None, for_all: bool = False) -> Tensor:
+        """Add what adds the pending addends to the stream, and norms it."""
         addends, self._pending = self._pending, []
         output = None if norm is None else self._buffer("normed", self._width, for_all)
-        for addend in addends[:-1]:
-            yield self._at(self._add(addend, None, None))
-        if addends:
-            yield self._at(self._add(addends[-1], norm, output))
-        elif norm is not None:
-            yield self._at(AddNorm.of(self._stream, None, norm, output))
+        for place, (rows, branch) in enumerate(addends, 1):
+            last = (norm, output) if place == len(addends) else (None, None)
+            self._add(AddNorm.of(self._stream, rows, *last, branch.norm_after, branch.scale))
+        if norm is not None and not addends:
+            self._add(AddNorm.of(self._stream, None, norm, output))
         return self._stream if output is None else output
 
-    def _only_normed(self, norm: Norm | None, for_all: bool = False) -> Output:
-        """Yield what norms the stream, without what is still to be added."""
-        if norm is None:
-            return self._stream
-        output = self._buffer("normed", self._width, for_all)
-        yield self._at(AddNorm.of(self._stream, None, norm, output))
-        return output
-
-    def _add(self, addend: _Addend, norm: Norm | None, output: Tensor | None) -> AddNorm:
-        branch = addend.branch
-        rows = addend.rows
-        return AddNorm.of(self._stream, rows, norm, output, branch.norm_after, branch.scale)
-
-    def _part(self, layer: DecoderLayer, part: Part, inputs: Tensor, name: str) -> Output:
-        """Yield the operations of a part; returns its addend."""
+    def _part(self, layer: DecoderLayer, part: Part, inputs: Tensor, name: str) -> Tensor:
+        """Add the operations of a part; returns its addend."""
         for_all = layer.is_parallel  # what is held while other branches are computed
         if isinstance(part, FeedForward):
-            return (yield from self._feed_forward(part, inputs, name, for_all))
+            return self._feed_forward(part, inputs, name, for_all)
         if isinstance(part, Mixture):
-            return (yield from self._mixture(part, inputs, name))
+            return self._mixture(part, inputs, name)
         self._gates = None
         if isinstance(part, Attention):
-            mixed = yield from self._attention(layer.index, part, inputs)
+            mixed = self._attention(layer.index, part, inputs)
         elif isinstance(part, StateMixer):
-            mixed = yield from self._mixer(layer.index, part, inputs)
+            mixed = self._mixer(layer.index, part, inputs)
         else:
-            mixed = yield from self._called(part, inputs, name)
+            mixed = self._called(part, inputs, name)
         if part is self._last_mixing and not self._on_logit_rows:
-            mixed = yield from self._narrow(mixed)
+            mixed = self._narrow(mixed)
         if isinstance(part, Call):
             return mixed
         if part.gating is not None:
             assert self._gates is not None, "gates of these rows"
             gated = self._arena.chunk("opened", part.combine.weight.num_columns)
-            yield self._at(GatedNorm.of(mixed, self._gates, gated, part.gating))
+            self._add(GatedNorm.of(mixed, self._gates, gated, part.gating))
             mixed = gated
-        return (yield from self._product(part.combine, mixed, name, for_all))
+        return self._product(part.combine, mixed, name, for_all)
 
-    def _mixer(self, index: int, part: StateMixer, inputs: Tensor) -> Output:
-        """Yield the operations from normed rows to what a scan gives."""
+    def _mixer(self, index: int, part: StateMixer, inputs: Tensor) -> Tensor:
+        """Add the operations from normed rows to what a scan gives."""
         shape, first = part.shape, self._arena.first_chunk
-        projected = yield from self._product(part.project, inputs, "projected", True)
+        projected = self._product(part.project, inputs, "projected", True)
         stepped = self._gates = projected
         if part.steps is not None:
-            stepped = yield from self._product(part.steps, inputs, "stepped", True)
+            stepped = self._product(part.steps, inputs, "stepped", True)
         logs, betas = (first(n, shape.num_heads, torch.float32) for n in ("log decays", "betas"))
         convolved = first("convolved", shape.num_channels)
         dtype = projected.dtype if shape.is_delta else torch.float32
         scanned = first(f"scanned {dtype}", shape.num_heads * shape.value_dim, dtype)
         rows = MixerRows(projected, stepped, convolved, logs, betas, scanned)
-        yield self._at(self._arguments.mixers.add(index, shape, part.weights, rows))
+        self._add(self._arguments.mixers.add(index, shape, part.weights, rows))
         return scanned
 
-    def _feed_forward(self, part: FeedForward, inputs: Tensor, name: str, for_all: bool) -> Output:
-        product, gate_up = self._product_into(part.gate_up, inputs, "gate_up", False)
+    def _feed_forward(self, part: FeedForward, inputs: Tensor, name: str, for_all: bool) -> Tensor:
+        gate_up = self._buffer("gate_up", part.gate_up.weight.num_rows, False)
+        product = self._record(part.gate_up, inputs, gate_up)
         gated = self._arena.chunk("gated", part.down.weight.num_columns)
         opened = Gated.of(gate_up, gated, part.activation, part.has_up)
         if self._arguments.lora is None and part.has_up:
-            yield self._at(GatedProduct(product, opened))
+            self._add(GatedProduct(product, opened))
         else:
-            yield self._at(product)
-            if self._arguments.lora is not None:
-                yield self._at(self._updates(part.gate_up, inputs, gate_up))
-            yield self._at(opened)
-        return (yield from self._product(part.down, gated, name, for_all))
+            self._add(product)
+            self._update(part.gate_up, inputs, gate_up)
+            self._add(opened)
+        return self._product(part.down, gated, name, for_all)
 
-    def _mixture(self, part: Mixture, inputs: Tensor, name: str) -> Output:
-        """Yield the experts; ``inputs`` are the first chunk of a buffer for all rows."""
+    def _mixture(self, part: Mixture, inputs: Tensor, name: str) -> Tensor:
+        """Add the experts; ``inputs`` are the first chunk of a buffer for all rows."""
         rows, output = self._arena.whole(inputs), self._rows(f"mixed {name}", self._width)
         updates = None if self._arguments.lora is None else self._adapted(part)
 
         def run(num_rows: int) -> None:
             output[:num_rows] = part.compute(rows[:num_rows], *(updates or ()))
 
-        yield self._at(PythonCall(run))
+        self._add(PythonCall(run))
         mixed, gates = output[: self._arena.rows_per_chunk], None
         if part.shared is None:
             return mixed
-        shared = yield from self._feed_forward(part.shared, inputs, "shared", False)
+        shared = self._feed_forward(part.shared, inputs, "shared", False)
         if part.shared_gate is not None:
-            gates = yield from self._product(part.shared_gate, inputs, "shared gate", False)
-        yield self._at(AddNorm.of(mixed, shared, None, None, None, part.shared_scale, gates))
+            gates = self._product(part.shared_gate, inputs, "shared gate", False)
+        self._add(AddNorm.of(mixed, shared, None, None, None, part.shared_scale, gates))
         return mixed
 
-    def _called(self, part: Call, inputs: Tensor, name: str) -> Output:
-        """Yield the call of modules; ``inputs`` are the first chunk of a buffer for all rows."""
+    def _called(self, part: Call, inputs: Tensor, name: str) -> Tensor:
+        """Add the call of modules; ``inputs`` are the first chunk of a buffer for all rows."""
         inputs, output = self._arena.whole(inputs), self._rows(f"called {name}", self._width)
         on_logit_rows = self._on_logit_rows
 
         def run(num_rows: int) -> None:
-            self._call(part, inputs[:num_rows], output[:num_rows], on_logit_rows)
+            step_input = self._arguments.step_input
+            adapters = step_input.adapters
+            if adapters is not None and on_logit_rows:
+                adapters = adapters.of_rows(step_input.logit_rows)
+            with self._calls.during(step_input.step, adapters):
+                total = sum_of(part.modules, inputs[:num_rows], partial(self._keywords, part))
+            output[:num_rows] = total
 
-        yield self._at(PythonCall(run))
+        self._add(PythonCall(run))
         return output[: self._arena.rows_per_chunk]
-
-    def _call(self, part: Call, rows: Tensor, output: Tensor, on_logit_rows: bool) -> None:
-        step_input = self._arguments.step_input
-        adapters = step_input.adapters
-        if adapters is not None and on_logit_rows:
-            adapters = adapters.of_rows(step_input.logit_rows)
-        with self._calls.during(step_input.step, adapters):
-            output.copy_(sum_of(part.modules, rows, partial(self._keywords, part)))
 
     def _keywords(self, part: Call, module: nn.Module) -> dict[str, Any]:
         if not part.mixes:
@@ -262,58 +234,60 @@ class StepOperations:
         positions = torch.from_numpy(step_input.positions)[..., None, :]
         return call_keywords(module, step_input.step, numbers, positions)
 
-    def _narrow(self, mixed: Tensor | None) -> Output:
-        """Yield what takes the rows whose logits are computed; only they are computed from here."""
+    def _narrow(self, mixed: Tensor | None) -> Tensor:
+        """Add what takes the rows whose logits are computed; only they are computed from here."""
         self._on_logit_rows = True
         taken: list[Tensor] = []
         for rows in (self._stream, self._gates, mixed):
             if rows is not None:
                 whole, name = self._arena.whole(rows), f"logit rows {len(taken)}"
                 taken.append(self._arena.first_chunk(name, rows.shape[1], rows.dtype))
-                yield self._at(self._arguments.take_logit_rows(whole, taken[-1]))
+                self._add(self._arguments.take_logit_rows(whole, taken[-1]))
         self._stream = taken[0]
         if self._gates is not None:
             self._gates = taken[1]
         return taken[-1]
 
-    def _attention(self, index: int, part: Attention, inputs: Tensor) -> Output:
-        """Yield the operations from normed rows to attention; returns the attended rows."""
+    def _attention(self, index: int, part: Attention, inputs: Tensor) -> Tensor:
+        """Add the operations from normed rows to attention; returns the attended rows."""
         shape, rows = part.shape, self._arena.first_chunk
         num_values, num_kv = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
         is_gated = part.gating is not None
-        projected = yield from self._product(part.project, inputs, "projected", is_gated)
+        projected = self._product(part.project, inputs, "projected", is_gated)
         self._gates = projected if is_gated else None
         heads = Heads(rows("queries", num_values), rows("keys", num_kv), rows("values", num_kv))
         angles = None if part.angles is None else self._angles_of(part.angles)
-        yield self._at(SplitHeads.of(projected, shape, angles, heads))
+        self._add(SplitHeads.of(projected, shape, angles, heads))
+        attended = self._arena.rows("attended", num_values)
         if self._arguments.stores:
-            yield from self._attend_natively(index, part, heads)
-        else:
-            yield self._at(PythonCall(lambda count: self._attend(index, part, count)))
+            self._attend_natively(index, part, heads, attended)
+            return rows("attended", num_values)
+        split = [
+            self._arena.whole(each).unflatten(1, (-1, shape.dim))
+            for each in (heads.queries, heads.keys, heads.values)
+        ]
+
+        def attend(num_rows: int) -> None:
+            queries, keys, values = (each[:num_rows] for each in split)
+            step = self._arguments.step_input.step
+            output = step.attend(index, queries, keys, values, part.style)
+            attended[:num_rows] = output.reshape(num_rows, -1)
+
+        self._add(PythonCall(attend))
         return rows("attended", num_values)
 
-    def _attend(self, index: int, part: Attention, num_rows: int) -> None:
-        shape, rows = part.shape, self._arena.rows
-        num_values, num_kv = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
-        queries, keys, values = (
-            rows(name, width)[:num_rows].unflatten(1, (-1, shape.dim))
-            for name, width in (("queries", num_values), ("keys", num_kv), ("values", num_kv))
-        )
-        attended = self._arguments.step_input.step.attend(index, queries, keys, values, part.style)
-        rows("attended", num_values)[:num_rows] = attended.reshape(num_rows, -1)
-
-    def _attend_natively(self, index: int, part: Attention, heads: Heads) -> Operations:
+    def _attend_natively(self, index: int, part: Attention, heads: Heads, attended: Tensor) -> None:
         shape, arguments = part.shape, self._arguments
         store = arguments.stores[index]
         kept = store.spec.layers[index]
         assert kept.num_kv_heads == shape.num_kv_heads, kept
         assert kept.key_dim == kept.value_dim == shape.dim, kept
         keys, values = (_rows_of(t, shape.dim) for t in (heads.keys, heads.values))
-        yield self._at(Write(store.of_layer(index), keys, values, arguments.slots_of(index), 0))
-        yield self._at(Copy(store.of_layer(index), arguments.copies_of(index)))
-        queries, num_values = heads.queries, shape.num_heads * shape.dim
+        self._add(Write(store.of_layer(index), keys, values, arguments.slots_of(index), 0))
+        self._add(Copy(store.of_layer(index), arguments.copies_of(index)))
+        queries = heads.queries
         if part is self._last_mixing:
-            queries = yield from self._narrow(queries)
+            queries = self._narrow(queries)
         sinks = part.style.sinks
         if sinks is not None:
             assert sinks.shape == (shape.num_heads,), "one for each head"
@@ -321,25 +295,25 @@ class StepOperations:
         own = AttentionRecord(
             kv=store.of_layer(index),
             queries=_rows_of(self._arena.whole(queries), shape.dim),
-            output=_rows_of(self._arena.rows("attended", num_values), shape.dim),
+            output=_rows_of(attended, shape.dim),
             sinks=None if sinks is None else sinks.data_ptr(),
             scale=part.style.scale,
             soft_cap=part.style.soft_cap or 0.0,
         )
         step = arguments.attention_of(index, part, self._on_logit_rows)
-        yield self._at(Attend(own, ctypes.addressof(step)))
+        self._add(Attend(own, ctypes.addressof(step)))
 
-    def _product(self, projection: Projection, inputs: Tensor, into: str, for_all: bool) -> Output:
-        """Yield a product and the adapters' updates of it; returns the output."""
-        product, outputs = self._product_into(projection, inputs, into, for_all)
-        yield self._at(product)
-        if self._arguments.lora is not None:
-            yield self._at(self._updates(projection, inputs, outputs))
+    def _product(self, projection: Projection, inputs: Tensor, into: str, for_all: bool) -> Tensor:
+        """Add a product and the adapters' updates of it; returns the output."""
+        outputs = self._buffer(into, projection.weight.num_rows, for_all)
+        self._add(self._record(projection, inputs, outputs))
+        self._update(projection, inputs, outputs)
         return outputs
 
-    def _updates(self, projection: Projection, inputs: Tensor, outputs: Tensor) -> LoraProduct:
-        """Describe the adapters' updates of a product."""
-        return LoraProduct.of(inputs, outputs, *self._adapted(projection))
+    def _update(self, projection: Projection, inputs: Tensor, outputs: Tensor) -> None:
+        """Add the adapters' updates of a product, if the step has adapters."""
+        if self._arguments.lora is not None:
+            self._add(LoraProduct.of(inputs, outputs, *self._adapted(projection)))
 
     def _adapted(self, part: Projection | Mixture) -> tuple[Groups, int]:
         """Return the rows of adapters, and the place of a part's first product."""
@@ -348,13 +322,6 @@ class StepOperations:
         rows = own.logit_row_groups if self._on_logit_rows else own.all_row_groups
         return rows, own.lora.places[id(part)]
 
-    def _product_into(
-        self, projection: Projection, inputs: Tensor, name: str, for_all: bool
-    ) -> tuple[Product, Tensor]:
-        """Return a product and its output."""
-        outputs = self._buffer(name, projection.weight.num_rows, for_all)
-        return self._record(projection, inputs, outputs), outputs
-
     def _record(self, projection: Projection, inputs: Tensor, outputs: Tensor) -> Product:
         """Describe a product; biases of several layers are concatenated again in each step."""
         bias = projection.bias()
@@ -362,9 +329,9 @@ class StepOperations:
             bias = self._arguments.copy_of(projection.bias, bias)
         return projection.weight.record(inputs, bias, outputs)
 
-    def _at(self, step: Step) -> tuple[Step, bool]:
-        """Return an operation, and whether it is on the logit rows."""
-        return step, self._on_logit_rows
+    def _add(self, step: Step) -> None:
+        """Add an operation; once the stream is narrow, it is on the logit rows alone."""
+        self.operations.append((step, self._on_logit_rows))
 
     def _angles_of(self, kind: AngleKind) -> Tensor:
         """Return the buffer of a kind of angles."""
@@ -401,6 +368,10 @@ def width_in_arena(decoder: Decoder) -> int:
             widths.add(("gated", feed.down.weight.num_columns))
             widths |= {("shared", width), ("shared gate", 1)} if feed is not part else set()
     return sum(row_stride(width) for _, width in widths)
+
+
+def _angles_of_step(angles: Angles, step_input: StepInput) -> Lookup:
+    return angles.of(step_input.positions)
 
 
 def _rows_of(buffer: Tensor, dim: int) -> Rows:

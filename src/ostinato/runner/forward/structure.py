@@ -8,9 +8,8 @@ that the library has no operation for is called as it is. Modules do not reveal 
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ from ostinato.runner.forward.mixer_records import RowGating
 from ostinato.runner.forward.mixer_stand_ins import mixer_of
 from ostinato.runner.forward.ops import HeadShape, Norm, RopeKind
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain
+from ostinato.runner.forward.packing import Pack, pack_linears
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 from ostinato.runner.forward.stand_ins import (
     MixtureNames,
@@ -53,8 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True, slots=True)
-class _Wiring:
+class _Wiring(NamedTuple):
     """The names of a layer's norms by where they are; None where there is none."""
 
     before_mixer: str | None
@@ -62,16 +60,11 @@ class _Wiring:
     after_mixer: str | None = None
     after_feed: str | None = None
 
-    @property
-    def norms(self) -> frozenset[str]:
-        parts = (self.before_mixer, self.before_feed, self.after_mixer, self.after_feed)
-        return frozenset(part for part in parts if part)
-
 
 _INPUT_NORM = "input_layernorm"
 _ATTENTION_NORM, _FEED_NORM = "post_attention_layernorm", "post_feedforward_layernorm"
 _WIRINGS = {
-    wiring.norms: wiring
+    frozenset(filter(None, wiring)): wiring
     for wiring in (
         _Wiring(_INPUT_NORM, _ATTENTION_NORM),
         _Wiring(_INPUT_NORM, "pre_feedforward_layernorm", _ATTENTION_NORM, _FEED_NORM),
@@ -88,7 +81,7 @@ _WIRINGS = {
 _MIXERS = ("self_attn", "attention", "linear_attn", "conv", "mamba", "mixer")
 _FEEDS = ("mlp", "feed_forward", "block_sparse_moe", "shared_mlp")
 _QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("query_key_value",))
-_COMBINE = ("o_proj", "dense", "out_proj")
+_COMBINE = (("o_proj",), ("dense",), ("out_proj",))
 _HEAD_NORMS = (
     ("q_norm", "k_norm"),
     ("q_layernorm", "k_layernorm"),
@@ -104,55 +97,42 @@ _GATE_UP = (
     ("c_fc",),
     ("dense_h_to_4h",),
 )
-_DOWN = ("down_proj", "output_linear", "w2", "fc2", "c_proj", "dense_4h_to_h")
+_DOWN = (("down_proj",), ("output_linear",), ("w2",), ("fc2",), ("c_proj",), ("dense_4h_to_h",))
 _FINAL_NORMS = ("norm", "final_layernorm", "embedding_norm", "norm_f", "final_layer_norm")
 _ROTARIES = ("rotary_emb", "pos_emb")
 _NOTHING = (nn.Dropout, nn.Identity)
 
 
-def unsupported_reason(
-    model: "PreTrainedModel", styles: Mapping[int, AttentionStyle] | None = None
-) -> str | None:
-    """Return why a model cannot be described; None if it can. Changes nothing."""
-    try:
-        described = _Description(model, styles).decoder()
-    except Unknown as unknown:
-        return str(unknown)
-    if not any(True for _ in described.projections()):
-        reasons = {call.reason for call in described.calls}
-        return "; ".join(sorted(reasons))
-    return None
-
-
-def parse_decoder(
+def describe_decoder(
     model: "PreTrainedModel",
-    styles: Mapping[int, AttentionStyle],
-    pack: Pack = pack_plain,
+    styles: Mapping[int, AttentionStyle] | None = None,
+    for_device: bool = False,
 ) -> Decoder:
-    """Describe a model, and pack its weights as the fused forward reads them.
+    """Describe a model; changes nothing.
 
     Args:
-        model: One for which ``unsupported_reason`` returns None.
-        styles: Parameters of attention by layer, as the layers passed them.
-        pack: Packs weights.
+        model: The model.
+        styles: Parameters of attention by layer, as the layers passed them; None takes those that
+            its modules have.
+        for_device: Whether a device computes it, which has not all of the library's operations.
 
-    Effects: replaces its linear layers by packed ones; the model itself keeps working.
+    Raises:
+        Unknown: It is not built as is known, or all of it would be called.
     """
-    decoder = _Description(model, styles).decoder()
-    settle_frequencies(decoder.rotary)
-    pack_decoder(model, decoder, pack)
-    pack_linears(model, pack)  # those of modules that are called
+    decoder = _Description(model, styles, not for_device).decoder()
+    if not any(True for _ in decoder.projections()):
+        raise Unknown("; ".join(sorted({call.reason for call in decoder.calls})))
     return decoder
 
 
-def describe_decoder(model: "PreTrainedModel", styles: Mapping[int, AttentionStyle]) -> Decoder:
-    """Describe a model for a device, which has not all of the library's operations; packs nothing.
+def pack_model(model: "PreTrainedModel", decoder: Decoder, pack: Pack) -> None:
+    """Pack the weights of a model as the fused forward reads them.
 
-    Args:
-        model: One for which ``unsupported_reason`` returns None.
-        styles: Parameters of attention by layer.
+    Effects: replaces its linear layers by packed ones; the model itself keeps working.
     """
-    return _Description(model, styles, has_library=False).decoder()
+    settle_frequencies(decoder.rotary)
+    pack_decoder(model, decoder, pack)
+    pack_linears(model, pack)  # those of modules that are called
 
 
 def pack_decoder(model: "PreTrainedModel", decoder: Decoder, pack: Pack) -> None:
@@ -171,13 +151,13 @@ def pack_decoder(model: "PreTrainedModel", decoder: Decoder, pack: Pack) -> None
 
 
 class _Description:
-    """A model's parts; see ``parse_decoder``."""
+    """A model's parts; see ``describe_decoder``."""
 
     def __init__(
         self,
         model: "PreTrainedModel",
         styles: Mapping[int, AttentionStyle] | None,
-        has_library: bool = True,
+        has_library: bool,
     ) -> None:
         self._model, self._styles = model, styles
         self._has_library = has_library and model.device.type != "cuda"
@@ -273,20 +253,16 @@ class _Description:
     def _attends(self, index: int, module: nn.Module) -> bool:
         if self._styles is not None:
             return index in self._styles
-        children = {name for name, _ in module.named_children()}
-        return any(children >= set(names) for names in _QKV)
+        return _known_children(module, _QKV) is not None
 
     def _attention(self, index: int, module: nn.Module, layer_type: str | None) -> Attention:
-        children = {name for name, _ in module.named_children()}
-        project = next((names for names in _QKV if children >= set(names)), None)
-        combine = next((name for name in _COMBINE if name in children), None)
-        norms = next((names for names in _HEAD_NORMS if children >= set(names)), None)
-        own = type(module).__name__
+        project, combine = (_known_children(module, names) for names in (_QKV, _COMBINE))
+        norms = _known_children(module, _HEAD_NORMS)
         if project is None or combine is None:
-            raise Unknown(f"no operation for {own}")
-        self._check_linears(module, (*project, combine))
+            raise Unknown(f"no operation for {type(module).__name__}")
+        self._check_linears(module, (*project, *combine))
         numbers = None if self._rotary is None else self._angles(layer_type)
-        shape, style = heads_of(module, project, combine, norms, numbers, self._model.dtype)
+        shape, style = heads_of(module, project, combine[0], norms, numbers, self._model.dtype)
         angles = None
         if numbers is not None and shape.rope.kind != RopeKind.NONE:
             angles = AngleKind(layer_type, layout_of(numbers[0]))
@@ -296,7 +272,7 @@ class _Description:
             shape,
             angles,
             style if self._styles is None else self._styles[index],
-            Projection(module, path, (combine,)),
+            Projection(module, path, combine),
             self._gating(shape) if shape.is_gated else None,
         )
 
@@ -320,14 +296,13 @@ class _Description:
 
     def _dense(self, module: nn.Module) -> FeedForward:
         """Describe a feed-forward part that computes every row."""
-        path, children = self._names[id(module)], dict(module.named_children())
-        gate_up = next((each for each in _GATE_UP if children.keys() >= set(each)), None)
-        down = next((name for name in _DOWN if name in children), None)
-        if gate_up is None or down is None or len(children) > 4:
+        path = self._names[id(module)]
+        gate_up, down = (_known_children(module, names) for names in (_GATE_UP, _DOWN))
+        if gate_up is None or down is None or len(list(module.children())) > 4:
             raise Unknown(f"no operation for {type(module).__name__}")
-        self._check_linears(module, (*gate_up, down))
-        activation, has_up = activation_of(module, gate_up, down, self._model.dtype)
-        parts = Projection(module, path, gate_up), Projection(module, path, (down,))
+        self._check_linears(module, (*gate_up, *down))
+        activation, has_up = activation_of(module, gate_up, down[0], self._model.dtype)
+        parts = Projection(module, path, gate_up), Projection(module, path, down)
         return FeedForward(parts[0], activation, has_up, parts[1])
 
     def _mixture(self, block: nn.Module, beside: nn.Module | None = None) -> Mixture:
@@ -405,6 +380,14 @@ def _inner(model: "PreTrainedModel") -> nn.Module:
     if not isinstance(inner, nn.Module) or children != {model.base_model_prefix, "lm_head"}:
         raise Unknown("more or less than a decoder and a head")
     return inner
+
+
+def _known_children(
+    module: nn.Module, known: tuple[tuple[str, ...], ...]
+) -> tuple[str, ...] | None:
+    """Return the first names in a table that are all names of a module's children."""
+    children = {name for name, _ in module.named_children()}
+    return next((names for names in known if children.issuperset(names)), None)
 
 
 def _is_norm(name: str, module: nn.Module) -> bool:

@@ -91,9 +91,7 @@ def replace_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         places[name].write(tensor)
     for module in model.modules():
-        if isinstance(module, PackedLinear):
-            module.sync_tied()
-        elif isinstance(module, (PackedExperts, PackedRouter)):
+        if isinstance(module, (PackedLinear, PackedExperts, PackedRouter)):
             module.sync()
 
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ostinato.errors import ConfigError
 from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
+from ostinato.runner.forward.packing import Layers
 from ostinato.runner.forward.quantized import INT4, INT8
 from ostinato.runner.native.packed import PackedWeight
 
@@ -135,18 +136,15 @@ class DevicePack:
         self._format = {None: None, "int8": INT8, "int4": INT4}[quantization]
         self._same_bits = same_bits
 
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
+    def __call__(self, layers: Layers, is_head: bool) -> PackedWeight:
         """Join the weights of layers with the same input; see ``packing.Pack``."""
-        weights = [linear.weight.detach() for linear in linears]
+        assert not isinstance(layers, ExpertStack), "experts are called as modules"
+        weights = [linear.weight.detach() for linear in layers]
         if self._format is None:
             return TiledWeight(weights) if self._same_bits else DeviceWeight(weights)
         format = INT8 if is_head else self._format
         codes = [encode(weight, format) for weight in weights]
         return CodesOnDevice(joined(codes), weights[0].dtype)
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Not called: experts are modules of ``transformers`` here."""
-        raise AssertionError("experts are called as modules")
 
 
 def multiply_tiled(

@@ -1,7 +1,6 @@
 """Checks that a model fits in free memory before its weights are read."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +10,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.runner.experts.mixture import expert_weights
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.kv.kv_store import KVSpec
-from ostinato.runner.loading.weight_source import WeightSource
+from ostinato.runner.loading.weight_source import WeightSource, packed_members
 from ostinato.runner.memory import available_bytes
 from ostinato.runner.native.code_packing import BLOCK_KINDS
 
@@ -34,37 +33,9 @@ _BITS = {"int8": 8.125, "int4": 5.0, "w8a8": 8.125, "w4a8": 5.0}
 """Bits of a weight that is quantized at load; of the head, those of ``int8``."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadMemory:
-    """Bytes that a model needs.
-
-    Attributes:
-        weights: What stays.
-        packing: What the largest product needs while it is packed.
-        kv: Keys and values that settings ask for.
-    """
-
-    weights: int
-    packing: int
-    kv: int
-
-    @property
-    def total(self) -> int:
-        """All of it, at the peak."""
-        return self.weights + max(self.packing, self.kv) + STEP_BYTES
-
-    def __str__(self) -> str:
-        """Name the parts."""
-        return (
-            f"{gib(self.total)}: {gib(self.weights)} of weights, {gib(self.packing)} while they "
-            f"are packed, {gib(self.kv)} of keys and values, {gib(STEP_BYTES)} for a step"
-        )
-
-
 def check_memory(
     model: "PreTrainedModel",
     source: WeightSource,
-    names: Mapping[int, str],
     quantization: Quantization | None,
     kv: int,
 ) -> None:
@@ -73,7 +44,6 @@ def check_memory(
     Args:
         model: Its skeleton.
         source: Its weights.
-        names: Names of the linear layers' weights, by their ids.
         quantization: How they are packed.
         kv: Bytes that settings ask for keys and values.
 
@@ -82,26 +52,32 @@ def check_memory(
     """
     free = available_bytes()
     name = None if quantization is None else quantization.name
-    needed = _needed(model, source, names, name, kv)
-    if free is None or needed.total <= free:
+    weights, packing = _needed(model, source, name)
+    total = weights + max(packing, kv) + STEP_BYTES
+    if free is None or total <= free:
         return
-    others = {other: _needed(model, source, names, other, kv).total for other in ("int8", "int4")}
-    advice = [f"quantization={other!r} ({gib(n)})" for other, n in others.items() if n <= free]
-    if needed.weights + needed.packing + STEP_BYTES <= free:
+    advice = []
+    for other in ("int8", "int4"):
+        own_weights, own_packing = _needed(model, source, other)
+        if (own := own_weights + max(own_packing, kv) + STEP_BYTES) <= free:
+            advice.append(f"quantization={other!r} ({gib(own)})")
+    if weights + packing + STEP_BYTES <= free:
         advice.append("fewer blocks (num_blocks or kv_cache_memory) or a smaller max_model_len")
     raise ConfigError(
-        f"the model needs {needed}; {gib(free)} are free (MemAvailable, or what the container's "
-        f"limit leaves): {' or '.join(advice) or 'a smaller model, or more memory'} would fit"
+        f"the model needs {gib(total)}: {gib(weights)} of weights, {gib(packing)} while they are "
+        f"packed, {gib(kv)} of keys and values, {gib(STEP_BYTES)} for a step; {gib(free)} are "
+        "free (MemAvailable, or what the container's limit leaves): "
+        f"{' or '.join(advice) or 'a smaller model, or more memory'} would fit"
     )
 
 
 def _needed(
     model: "PreTrainedModel",
     source: WeightSource,
-    names: Mapping[int, str],
     quantization: str | None,
-    kv: int,
-) -> LoadMemory:
+) -> tuple[int, int]:
+    """Return the bytes that stay, and those of the largest product while it is packed."""
+    names = {id(own.weight): name for name, own in packed_members(model, source)}
     head, item_bytes = model.get_output_embeddings(), model.dtype.itemsize
     experts = {id(stack.weight) for _, stack in expert_weights(model)}
     stays, largest = 0.0, 0
@@ -120,7 +96,7 @@ def _needed(
                 unpacked = 1
             stays += parameter.numel() * bits / 8
             largest = max(largest, parameter.numel() * unpacked)
-    return LoadMemory(int(stays), 2 * largest, kv)
+    return int(stays), 2 * largest
 
 
 def check_whole(model: "PreTrainedModel", dtype: torch.dtype, is_gguf: bool) -> None:

@@ -14,16 +14,14 @@ Source: ``transformers.conversion_mapping``.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ostinato.runner.forward.quantized import StoredRows
-from ostinato.runner.loading.weight_source import SafetensorsSource, WeightSource
+from ostinato.runner.loading.weight_source import CheckpointWeight, Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,107 +37,69 @@ _MERGED = (
 )
 
 
-class MergedExperts:
-    """A source whose experts are merged; see ``WeightSource``."""
+class MergedExperts(CheckpointWeight):
+    """A weight, or a bias, of all experts of a layer."""
 
-    def __init__(self, source: WeightSource, model: "PreTrainedModel") -> None:
-        """Read nothing; names that the model has stay as they are.
+    def __init__(
+        self,
+        experts: Sequence[Sequence[CheckpointWeight]],
+        is_transposed: bool = False,
+        is_interleaved: bool = False,
+    ) -> None:
+        """Take the parts of each expert, all of one shape; a model has them as ``ExpertStack``."""
+        self._experts = experts
+        self._is_transposed, self._is_interleaved = is_transposed, is_interleaved
+        own = [part for parts in experts for part in parts]
+        rows, *width = own[0].shape
+        shape = [len(experts[0]) * rows, *width]
+        super().__init__(
+            (len(experts), *(shape[::-1] if is_transposed else shape)),
+            [where for part in own for where in part.ranges],
+        )
+        kinds = {part.kind for part in own}
+        self.kind = "" if "" in kinds else max(kinds)
 
-        Args:
-            source: The checkpoint.
-            model: Names its weights; on any device.
-        """
-        self._source = source
-        self._parts: dict[str, list[list[str]]] = {}
-        self._own = _names_in_model(model, source.shapes)
-        self._shapes = {name: source.shapes[own] for name, own in self._own.items()}
-        experts: dict[str, set[int]] = {}
-        for name in self._own:
-            if (match := _EXPERT.fullmatch(name)) is not None:
-                experts.setdefault(match[1], set()).add(int(match[2]))
-        for path, numbers in experts.items():
-            self._merge(path, len(numbers))
-
-    def _merge(self, path: str, num_experts: int) -> None:
-        """Replace the names of a layer's experts, if all are there and of one shape."""
-        for merged, own in _MERGED:
-            parts = [
-                [f"{path}.{index}.{name}.weight" for name in own] for index in range(num_experts)
-            ]
-            shapes = {self._shapes.get(name, ()) for part in parts for name in part}
-            [*first], *others = shapes
-            if others or len(first) != 2:
-                continue
-            for part in parts:
-                for name in part:
-                    del self._shapes[name]
-            self._parts[f"{path}.{merged}"] = parts
-            self._shapes[f"{path}.{merged}"] = (num_experts, len(own) * first[0], first[1])
-
-    @property
-    def on_read(self) -> Callable[[int], object]:
-        """Called with the number of bytes after each read."""
-        return self._source.on_read
-
-    @on_read.setter
-    def on_read(self, called: Callable[[int], object]) -> None:
-        self._source.on_read = called
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all weights in the files."""
-        return self._source.num_bytes
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all weights by name."""
-        return self._shapes
-
-    @cached_property
-    def kinds(self) -> Mapping[str, str]:
-        """Formats of quantized weights; of experts, if all are quantized."""
-        kinds, source = {}, self._source.kinds
-        for name in self._shapes:
-            parts = [part for own in self._parts.get(name, [[name]]) for part in own]
-            own = {source.get(self._own[part], "") for part in parts}
-            if "" not in own:
-                kinds[name] = max(own)
-        return kinds
-
-    def are_equal(self, names: Sequence[str]) -> bool:
-        """Return whether several weights are the same bytes in the files."""
-        if any(name in self._parts for name in names):
-            return False
-        return self._source.are_equal([self._own[name] for name in names])
-
-    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return a weight, or its first rows; of experts, as many whole ones."""
-        if name not in self._parts:
-            return self._source.plain(self._own[name], dtype, num_rows)
-        parts = self._parts[name][:num_rows]
-        merged = torch.empty(len(parts), *self._shapes[name][1:], dtype=dtype)
-        for index, own in enumerate(parts):
-            first = 0
-            for part in own:
-                rows = self._source.plain(self._own[part], dtype)
-                merged[index, first : first + len(rows)] = rows
-                first += len(rows)
+    def plain(self, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return the weight, or as many whole experts."""
+        experts = self._experts[:num_rows]
+        merged = torch.empty(len(experts), *self.shape[1:], dtype=dtype)
+        for numbers, parts in zip(merged, experts, strict=True):
+            rows = numbers.T if self._is_transposed and numbers.ndim == 2 else numbers
+            for place, part in enumerate(parts):
+                own = rows[place :: len(parts)]
+                if not self._is_interleaved:
+                    own = rows.chunk(len(parts))[place]
+                own.copy_(part.plain(dtype))
         return merged
 
-    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
-        """Return a quantized weight, or its first rows."""
-        return self._source.codes(self._own[name], dtype, num_rows)
+    def codes(self, num_rows: int | None = None) -> list[StoredRows]:
+        """Return the parts of each expert, one after the other."""
+        own = [part for parts in self._experts[:num_rows] for part in parts]
+        return [rows for part in own for rows in part.codes()]
 
-    def experts(self, name: str) -> Sequence[StoredRows]:
-        """Return a quantized weight of experts: the parts of each, one after the other."""
-        if name not in self._parts:
-            return self._source.experts(self._own[name])
-        parts = [part for own in self._parts[name] for part in own]
-        return [self._source.codes(self._own[part], torch.float32) for part in parts]
 
-    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
-        """Return an embedding that is smaller than the plain one; None if there is none."""
-        return self._source.embedding(self._own.get(name, name), dtype)
+def as_in_model(stored: Weights, model: "PreTrainedModel") -> dict[str, CheckpointWeight]:
+    """Return the weights of a checkpoint under the names of a model, its experts merged.
+
+    Args:
+        stored: The checkpoint's; names that the model has stay as they are.
+        model: Names its weights; on any device.
+    """
+    weights = {own: stored[name] for own, name in _names_in_model(model, stored).items()}
+    experts: dict[str, set[int]] = {}
+    for name in weights:
+        if (match := _EXPERT.fullmatch(name)) is not None:
+            experts.setdefault(match[1], set()).add(int(match[2]))
+    for path, numbers in experts.items():
+        for merged, own in _MERGED:
+            names = [[f"{path}.{n}.{part}.weight" for part in own] for n in range(len(numbers))]
+            parts = [[weights.get(name) for name in each] for each in names]
+            shapes = {() if w is None else w.shape for each in parts for w in each}
+            if len(shapes) == 1 and len(shapes.pop()) == 2:  # all are there, and of one shape
+                weights[f"{path}.{merged}"] = MergedExperts(
+                    [[weights.pop(name) for name in each] for each in names]
+                )
+    return weights
 
 
 def _names_in_model(model: "PreTrainedModel", names: Iterable[str]) -> dict[str, str]:
@@ -157,6 +117,6 @@ def _names_in_model(model: "PreTrainedModel", names: Iterable[str]) -> dict[str,
     }
 
 
-def quantized_expert(files: Iterable[Path]) -> str | None:
+def quantized_expert(names: Iterable[str]) -> str | None:
     """Return the name of a part of an expert that is no weight or bias; None if there is none."""
-    return next(filter(_PART.fullmatch, SafetensorsSource(files).shapes), None)
+    return next(filter(_PART.fullmatch, names), None)

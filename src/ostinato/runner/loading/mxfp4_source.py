@@ -13,9 +13,8 @@ Source: the Open Compute Project's Microscaling Formats (MX) 1.0, and ``integrat
 ``transformers``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +24,8 @@ from torch import Tensor
 from ostinato.errors import BrokenCheckpoint
 from ostinato.runner.forward.codes import TABLES
 from ostinato.runner.forward.gguf_codes import BlockRows
-from ostinato.runner.loading.weight_source import FileRange, SafetensorsSource
+from ostinato.runner.loading.merged_experts import MergedExperts
+from ostinato.runner.loading.weight_source import CheckpointWeight, FileRange, PlainWeight
 from ostinato.runner.native.code_packing import MXFP4_PAIRS
 
 _GROUP = 32
@@ -34,90 +34,73 @@ _PLACES = (*range(8, 16), *range(7, -1, -1))
 """The place in the table of each nibble: a sign, and a size."""
 
 
-class Mxfp4Source(SafetensorsSource):
-    """Weights whose experts have blocks and scales; see ``WeightSource``."""
+class Mxfp4Weight(CheckpointWeight):
+    """An expert's weight as blocks and scales."""
 
-    def __init__(self, files: Iterable[Path]) -> None:
-        """Read the files' headers.
+    kind = "MXFP4"
 
-        Raises:
-            BrokenCheckpoint: Blocks have no scales, or do not fit them.
-        """
-        super().__init__(files)
-        self._blocks: dict[str, tuple[FileRange, FileRange, tuple[int, ...]]] = {}
-        for name in [name for name in self._ranges if name.endswith("_blocks")]:
-            weight = name.removesuffix("_blocks")
-            blocks, kind, shape = self._ranges.pop(name)
-            scales, *of_scales = self._ranges.pop(f"{weight}_scales", (blocks, "", ()))
-            if (kind, *of_scales) != ("U8", "U8", shape[:-1]) or shape[3:] != (_GROUP // 2,):
-                raise BrokenCheckpoint(
-                    f"{blocks.path}: {name} of shape {shape} needs {weight}_scales of shape "
-                    f"{shape[:-1]}, both of bytes"
-                )
-            self._blocks[weight] = blocks, scales, shape
+    def __init__(
+        self, blocks: FileRange, scales: FileRange, shape: tuple[int, int], num_parts: int
+    ) -> None:
+        """Take two parts that take turns, gates and ups, or one."""
+        super().__init__(shape, (blocks, scales))
+        self._num_parts, self._groups = num_parts, shape[1] // _GROUP
 
-    @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all weights by name, as models have them: inputs before outputs."""
-        shapes = {name: shape for name, (_, _, shape) in self._ranges.items()}
-        for name, (_, _, (experts, outputs, groups, _)) in self._blocks.items():
-            shapes[name] = experts, groups * _GROUP, outputs
-        return shapes
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all weights in the files."""
-        parts = [part for blocks, scales, _ in self._blocks.values() for part in (blocks, scales)]
-        return super().num_bytes + sum(part.num_bytes for part in parts)
-
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        """Formats of the quantized weights, which are all experts."""
-        return dict.fromkeys(self._blocks, "MXFP4")
-
-    def are_equal(self, names: Sequence[str]) -> bool:
-        """Return whether several weights are the same bytes in the files."""
-        return not any(name in self._blocks for name in names) and super().are_equal(names)
-
-    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return a weight, or its first rows; of experts, as many whole ones."""
-        if name not in self._blocks:
-            return super().plain(name, dtype, num_rows)
-        shape = self.shapes[name]
-        numbers = torch.empty((num_rows or shape[0], *shape[1:]), dtype=dtype)
+    def plain(self, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return the weight, or its first rows."""
         table = torch.tensor(TABLES["mxfp4"], dtype=torch.float32)[list(_PLACES)] / 2
-        for expert in range(len(numbers)):
-            rows = torch.from_numpy(self._rows(name, expert, 0, 1, 0, shape[2]))
-            blocks = rows.view(shape[2], -1, 1 + _GROUP // 2)
-            nibbles = torch.stack((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1).flatten(2)
-            exponents = blocks[..., :1].int() - 127
-            numbers[expert] = torch.ldexp(table[nibbles.int()], exponents).flatten(1).T
-        return numbers
+        rows = torch.from_numpy(self._rows(0, 1, 0, num_rows or self.shape[0]))
+        blocks = rows.view(len(rows), -1, 1 + _GROUP // 2)
+        nibbles = torch.stack((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1).flatten(2)
+        exponents = blocks[..., :1].int() - 127
+        return torch.ldexp(table[nibbles.int()], exponents).flatten(1).to(dtype)
 
-    def experts(self, name: str) -> list[BlockRows]:
-        """Return a weight of experts: of each, gates and ups or what leads back."""
-        _, width, outputs = self.shapes[name]
-        num_parts = 2 if name.endswith(_INTERLEAVED) else 1
-        return [
-            BlockRows(
-                MXFP4_PAIRS,
-                outputs // num_parts,
-                width,
-                partial(self._rows, name, expert, part, num_parts),
-            )
-            for expert in range(self.shapes[name][0])
-            for part in range(num_parts)
-        ]
+    def codes(self, num_rows: int | None = None) -> list[BlockRows]:
+        """Return gates and ups, or what leads back, to be read when they are packed."""
+        num_parts, (num_outputs, num_inputs) = self._num_parts, self.shape
+        count = num_outputs // num_parts
+        reads = [partial(self._rows, part, num_parts) for part in range(num_parts)]
+        return [BlockRows(MXFP4_PAIRS, count, num_inputs, read) for read in reads]
 
-    def _rows(
-        self, name: str, expert: int, part: int, num_parts: int, first: int, last: int
-    ) -> NDArray[np.uint8]:
-        """Read rows of an expert's part: before the bytes of each block, its scale."""
-        blocks, scales, (_, outputs, groups, size) = self._blocks[name]
-        begin, count = expert * outputs + first * num_parts, (last - first) * num_parts
+    def _rows(self, part: int, num_parts: int, first: int, last: int) -> NDArray[np.uint8]:
+        """Read rows of a part: before the bytes of each block, its scale."""
+        blocks, scales = self.ranges
+        groups, size = self._groups, _GROUP // 2
+        begin, count = first * num_parts, (last - first) * num_parts
         rows = np.empty((last - first, groups, 1 + size), np.uint8)
         for where, width, to in ((scales, 1, rows[..., :1]), (blocks, size, rows[..., 1:])):
-            content = where.read(begin * groups * width, count * groups * width)
-            self.on_read(content.nbytes // num_parts)
+            content = where.read(begin * groups * width, count * groups * width, num_parts)
             to[...] = content.reshape(-1, num_parts, groups, width)[:, part]
         return rows.reshape(last - first, -1)
+
+
+def mxfp4_weights(stored: Mapping[str, PlainWeight]) -> dict[str, CheckpointWeight]:
+    """Return the weights of a checkpoint, the blocks of experts together with their scales.
+
+    Raises:
+        BrokenCheckpoint: Blocks have no scales, or do not fit them.
+    """
+    weights: dict[str, CheckpointWeight] = dict(stored)
+    for name, blocks in stored.items():
+        if not name.endswith("_blocks"):
+            continue
+        weight, shape = name.removesuffix("_blocks"), blocks.shape
+        scales = stored.get(f"{weight}_scales", blocks)
+        are_bytes = blocks.format == scales.format == "U8"
+        if not are_bytes or scales.shape != shape[:-1] or shape[3:] != (_GROUP // 2,):
+            raise BrokenCheckpoint(
+                f"{blocks.where.path}: {name} of shape {shape} needs {weight}_scales of shape "
+                f"{shape[:-1]}, both of bytes"
+            )
+        del weights[name], weights[f"{weight}_scales"]
+        num_experts, num_outputs, num_groups, _ = shape
+        own = num_outputs, num_groups * _GROUP
+        num_parts = 1 + name.count(_INTERLEAVED)
+        experts = [
+            [Mxfp4Weight(of_blocks, of_scales, own, num_parts)]
+            for of_blocks, of_scales in zip(
+                blocks.where.split(num_experts), scales.where.split(num_experts), strict=True
+            )
+        ]
+        weights[weight] = MergedExperts(experts, is_transposed=True)
+    return weights

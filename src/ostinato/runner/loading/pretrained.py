@@ -174,7 +174,8 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
             do not say.
     """
     plain: Any = transformers.PreTrainedTokenizerFast
-    own = [name for name in _TEXT_METHODS if _of(type(tokenizer), name) is not _of(plain, name)]
+    kinds: Any = type(tokenizer), plain
+    own = [n for n in _TEXT_METHODS if len({getattr(kind, n, None) for kind in kinds}) > 1]
     if not isinstance(tokenizer, plain) or own:
         raise ValueError(f"{type(tokenizer).__name__} has its own {', '.join(own) or 'code'}")
     tokenizer.save_pretrained(folder)
@@ -197,10 +198,6 @@ def load_saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
         return None
     loaded: PreTrainedTokenizerBase = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     return loaded
-
-
-def _of(kind: type, name: str) -> Any:
-    return getattr(kind, name, None)
 
 
 def _origin(path: Path) -> dict[str, Any]:

@@ -24,23 +24,24 @@ from transformers import PreTrainedConfig
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoints.load_progress import LoadProgress
-from ostinato.runner.experts.mixture import expert_weights, is_experts
-from ostinato.runner.experts.routers import router_linears
-from ostinato.runner.experts.stack import TILE, ExpertStack
-from ostinato.runner.forward.codes import PLAIN, Activations
+from ostinato.runner.experts.mixture import is_experts
+from ostinato.runner.forward.codes import Activations
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain, why_unpacked
-from ostinato.runner.forward.plain_layers import is_plain_linear
-from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
-from ostinato.runner.forward.structure import parse_decoder
+from ostinato.runner.forward.packing import (
+    Pack,
+    key_of,
+    pack_linears,
+    why_unpacked,
+)
+from ostinato.runner.forward.quantized import Quantization
+from ostinato.runner.forward.structure import describe_decoder, pack_model
 from ostinato.runner.images.vision import take_encoder
-from ostinato.runner.kv.kv_store import KVSpec
-from ostinato.runner.loading.fp8_source import Fp8Source, is_fp8
-from ostinato.runner.loading.gguf_source import GgufSource
+from ostinato.runner.loading.fp8_source import fp8_weights, is_fp8
+from ostinato.runner.loading.gguf_source import gguf_source
 from ostinato.runner.loading.load_memory import KVBytes, check_memory
-from ostinato.runner.loading.merged_experts import MergedExperts
-from ostinato.runner.loading.mxfp4_source import Mxfp4Source
+from ostinato.runner.loading.merged_experts import as_in_model
+from ostinato.runner.loading.mxfp4_source import mxfp4_weights
 from ostinato.runner.loading.pretrained import unquantized
 from ostinato.runner.loading.skeleton import (
     build_skeleton,
@@ -52,12 +53,18 @@ from ostinato.runner.loading.skeleton import (
     trial_config,
     trial_layers,
 )
-from ostinato.runner.loading.weight_source import SafetensorsSource, WeightSource
+from ostinato.runner.loading.weight_source import (
+    Weights,
+    WeightSource,
+    are_numbers,
+    packed_members,
+    safetensors,
+)
 from ostinato.runner.loading.word_codes import METHODS, activations_of, is_in_words
-from ostinato.runner.loading.word_source import WordSource
+from ostinato.runner.loading.word_source import word_weights
 from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.native.angles import settle_frequencies
-from ostinato.runner.native.packed import PackedWeight, required_library
+from ostinato.runner.native.packed import required_library
 from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
 from ostinato.runner.quantization import quantization_settings
 from ostinato.runner.select_forward import ChosenForward, choose_forward
@@ -193,9 +200,12 @@ def stream_model(
     num_layers = min(all_layers, max(2, trial_layers(skeleton, spec, states, styles)))
     if num_layers > max(2, all_layers // 2):
         return None
-    _check_memory(settings, skeleton, source, spec)
-    kinds = {source.kinds.get(name, "") for name in packed_names(skeleton, source).values()} - {""}
-    trial = _Trial(settings, source, num_layers).run(f"{prefix}{', '.join(sorted(kinds))}")
+    quantization = settings.quantization
+    if quantization is None and settings.forward != "plain" and source.kinds:
+        quantization = Quantization("stored", {})
+    check_memory(skeleton, source, quantization, settings.kv_bytes(spec, settings.dtype))
+    kinds = {source.kinds.get(name, "") for name, _ in packed_members(skeleton, source)} - {""}
+    trial = _run_trial(settings, source, num_layers, f"{prefix}{', '.join(sorted(kinds))}")
     # What was seen without weights holds for the layers that were tried.
     tried, tried_states = trial.probed, trial.probed.states.layers
     if (
@@ -216,15 +226,13 @@ def stream_model(
     )
     del trial  # its layers, which are read again
     progress = LoadProgress(settings.name, source.num_bytes)
-    source.on_read = progress.add
+    source.report_reads(progress.add)
     try:
         fill_encoder(skeleton, source, settings.dtype)
         if recorder is not None:
             recorder.add_encoder(skeleton)
         encoder = take_encoder(skeleton)
-        names = packed_names(skeleton, source)
-        pack = Packing(source, names, known.quantization, settings.dtype)
-        forward = complete_model(skeleton, source, known, pack, recorder)
+        forward = complete_model(skeleton, source, known, recorder)
     finally:
         progress.close()
     check_finite(skeleton, forward.fused or call, known.probed)
@@ -262,17 +270,6 @@ def read_generation_config(model: "PreTrainedModel", path: Path) -> None:
         model.generation_config = transformers.GenerationConfig.from_pretrained(path)
 
 
-def _check_memory(
-    settings: LoadSettings, skeleton: "PreTrainedModel", source: WeightSource, spec: KVSpec
-) -> None:
-    names = {id(linear.weight): name for linear, name in linear_names(skeleton, source)}
-    names |= {id(stack.weight): name for name, stack in expert_weights(skeleton)}
-    quantization = settings.quantization
-    if quantization is None and settings.forward != "plain" and source.kinds:
-        quantization = Quantization("stored", {})
-    check_memory(skeleton, source, names, quantization, settings.kv_bytes(spec, settings.dtype))
-
-
 def _has_more_than_a_decoder(model: "PreTrainedModel", dtype: torch.dtype) -> bool:
     decoder = model.get_decoder()
     return (
@@ -295,20 +292,20 @@ def _source(
     if settings.dtype == torch.float64 and any(map(is_experts, model.modules())):
         return None
     if settings.path.is_file():
-        return GgufSource.of_file(settings.path, model)
-    plain: SafetensorsSource | None
-    if quantized is None:
-        plain = SafetensorsSource(settings.files)
-    elif quantized.get("quant_method") == "mxfp4":
-        plain = Mxfp4Source(settings.files)
-    else:
-        plain = quantized_source(settings.files, quantized, model)
-    return None if plain is None or not plain.are_numbers else MergedExperts(plain, model)
+        return gguf_source(settings.path, model)
+    weights: Weights | None = safetensors(settings.files)
+    if quantized is not None and quantized.get("quant_method") == "mxfp4":
+        weights = mxfp4_weights(safetensors(settings.files))
+    elif quantized is not None:
+        weights = quantized_weights(settings.files, quantized, model)
+    if weights is None or not are_numbers(weights):
+        return None
+    return WeightSource(as_in_model(weights, model))
 
 
-def quantized_source(
+def quantized_weights(
     files: Sequence[Path], quantized: Mapping[str, Any], model: "PreTrainedModel"
-) -> SafetensorsSource | None:
+) -> Weights | None:
     """Return weights in FP8 or in words of codes; None for other formats.
 
     Args:
@@ -317,76 +314,43 @@ def quantized_source(
         model: Names its weights.
     """
     if is_fp8(quantized):
-        return Fp8Source(files, quantized)
+        return fp8_weights(safetensors(files), quantized)
     if is_in_words(quantized):
         names = dict(model.named_parameters(remove_duplicate=False))
-        return WordSource(files, quantized, names)
+        return word_weights(safetensors(files), quantized, names)
     return None
 
 
-class _Trial:
-    """The probe of a model of few layers."""
-
-    def __init__(self, settings: LoadSettings, source: WeightSource, num_layers: int) -> None:
-        self._settings, self._source = settings, source
-        self._model = build_skeleton(trial_config(settings.config), settings.dtype)
-        take_encoder(self._model)
-        cut_to_trial(self._model, num_layers)
-
-    def run(self, codes_name: str) -> Assembled:
-        """Compare the model with itself in every way that a step may be computed."""
-        settings, model = self._settings, self._model
-        fill(model, self._source, settings.dtype, frozenset())
-        scale_rope(model, self._source)
-        call = ModelCall(model)
-        probed = probe_model(model, call, settings.attention)
-        quantization = settings.quantization or self._codes(codes_name)
-        chosen = choose_forward(model, call, probed, settings.forward, quantization)
-        if quantization is not None and settings.quantization is None:
-            quantization = Quantization(quantization.name, {}, settings.activations)
-        return Assembled(call, probed, chosen, quantization)
-
-    def _codes(self, name: str) -> Quantization | None:
-        """Return the file's own codes for the layers of the trial; None if it has none."""
-        settings, model = self._settings, self._model
-        is_unpacked = why_unpacked(settings.dtype, torch.device("cpu")) is not None
-        if settings.forward == "plain" or is_unpacked:
-            return None
+def _run_trial(
+    settings: LoadSettings, source: WeightSource, num_layers: int, codes_name: str
+) -> Assembled:
+    """Compare a model of few layers with itself in every way that a step may be computed."""
+    model = build_skeleton(trial_config(settings.config), settings.dtype)
+    take_encoder(model)
+    cut_to_trial(model, num_layers)
+    fill(model, source, settings.dtype, frozenset())
+    scale_rope(model, source)
+    call = ModelCall(model)
+    probed = probe_model(model, call, settings.attention)
+    quantization, is_own = settings.quantization, False
+    is_unpacked = why_unpacked(settings.dtype, torch.device("cpu")) is not None
+    if quantization is None and settings.forward != "plain" and not is_unpacked:
         stored = {
-            id(module.weight): self._source.codes(own, settings.dtype, module.out_features)
-            for module, own in linear_names(model, self._source)
-            if own in self._source.kinds
+            id(own.weight): source.codes(name, len(own.weight))
+            for name, own in packed_members(model, source)
+            if name in source.kinds
         }
-        experts = {
-            id(stack.weight): self._source.experts(own)[: stack.num_experts * stack.num_parts]
-            for own, stack in expert_weights(model)
-            if own in self._source.kinds
-        }
-        if not stored and not experts:
-            return None
-        return Quantization(name, stored, settings.activations, experts)
-
-
-def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear, str]]:
-    """Return a model's plain linear layers, and the names of their weights in a source."""
-    first: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name in source.shapes:
-            first.setdefault(id(parameter), name)
-    own = router_linears(model)
-    linears = [each for each in model.modules() if is_plain_linear(each) and each not in own]
-    return [(linear, first[id(linear.weight)]) for linear in linears]
-
-
-def packed_names(model: nn.Module, source: WeightSource) -> dict[int, str]:
-    """Return the names of what is packed, by the ids of linear layers and of experts' weights."""
-    names = {id(linear): name for linear, name in linear_names(model, source)}
-    return names | {id(stack.weight): name for name, stack in expert_weights(model)}
+        if is_own := bool(stored):
+            quantization = Quantization(codes_name, stored, settings.activations)
+    chosen = choose_forward(model, call, probed, settings.forward, quantization)
+    if quantization is not None and is_own:  # of all layers, codes are read when they are packed
+        quantization = replace(quantization, stored={})
+    return Assembled(call, probed, chosen, quantization)
 
 
 def scale_rope(model: "PreTrainedModel", source: WeightSource) -> None:
     """Divide the frequencies of RoPE by the factors of a GGUF file, if it has any."""
-    factors = getattr(source, "rope_factors", None)
+    factors = source.rope_factors
     if factors is not None:
         rotary = cast(Any, model.get_decoder()).rotary_emb
         settle_frequencies(rotary)
@@ -397,16 +361,14 @@ def complete_model(
     model: "PreTrainedModel",
     source: WeightSource,
     known: Assembled,
-    pack: Pack,
     recorder: PackingRecorder | None = None,
 ) -> ChosenForward:
     """Give a skeleton all its weights, packed as is known to be right.
 
     Args:
         model: The skeleton.
-        source: Its weights, for those that are not packed.
+        source: Its weights.
         known: What the trial showed.
-        pack: Reads and packs weights.
         recorder: Writes them into the cache folder; None does not.
     """
     dtype, chosen = model.dtype, known.forward
@@ -414,13 +376,12 @@ def complete_model(
     if chosen.name == "plain":
         fill(model, source, dtype, frozenset())
         return chosen
-    names = packed_names(model, source)
+    own = packed_members(model, source)
+    names = {key_of(member): name for name, member in own}
+    pack = source.packing(names, known.quantization, dtype)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = embedding.weight is head.weight
-    skipped = {id(linear.weight) for linear, _ in linear_names(model, source)} - {
-        id(embedding.weight)
-    }
-    skipped |= {id(stack.weight) for _, stack in expert_weights(model)}
+    skipped = {id(member.weight) for _, member in own} - {id(embedding.weight)}
     keep_blocks(model, source, dtype)
     if isinstance(model.get_input_embeddings(), BlockEmbedding):
         skipped.add(id(head.weight))
@@ -430,7 +391,8 @@ def complete_model(
         pack = recorder.recorded(pack, names)
     with torch.no_grad():
         if chosen.name == "fused":
-            decoder = parse_decoder(model, known.probed.styles_by_layer, pack)
+            decoder = describe_decoder(model, known.probed.styles_by_layer)
+            pack_model(model, decoder, pack)
         else:
             pack_linears(model, pack)
         if recorder is not None:
@@ -444,49 +406,3 @@ def complete_model(
     if recorder is not None and recorder.is_writing:
         recorder.add_others(model, source, chosen.fused is not None)
     return chosen
-
-
-class Packing:
-    """Reads and packs weights; see ``packing.Pack``."""
-
-    def __init__(
-        self,
-        source: WeightSource,
-        names: Mapping[int, str],
-        quantization: Quantization | None,
-        dtype: torch.dtype,
-    ) -> None:
-        self._source, self._names, self._dtype = source, names, dtype
-        self._quantization = quantization
-        has_own = quantization is not None and quantization.stored is not None
-        self._own = quantization if has_own else None
-
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-        """Pack layers with the same input into one weight."""
-        names = [self._names[id(linear)] for linear in linears]
-        own, kinds = self._own, self._source.kinds
-        if own is not None and all(name in kinds for name in names):
-            rows = [self._source.codes(name, self._dtype) for name in names]
-            activations = PLAIN if is_head else own.activations
-            return QuantizedWeight.of_rows(rows, self._dtype, activations)
-        for linear, name in zip(linears, names, strict=True):
-            self._fill(linear, name)
-        if self._quantization is None or own is not None:
-            return pack_plain(linears, is_head)
-        return self._quantization(linears, is_head)
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Read and pack the weights of all experts of a layer."""
-        own, name = self._own, self._names[id(stack.weight)]
-        if own is not None and name in self._source.kinds:
-            rows = self._source.experts(name)
-            settings = own.activations, TILE, stack.num_experts
-            return QuantizedWeight.of_rows(rows, self._dtype, *settings)
-        self._fill(stack, name)
-        return (self._quantization or pack_plain).pack_experts(stack)
-
-    def _fill(self, layer: nn.Linear | ExpertStack, name: str) -> None:
-        """Read a layer's weight, if it has not been read yet."""
-        if layer.weight.is_meta:
-            numbers = self._source.plain(name, self._dtype)
-            layer.weight = nn.Parameter(numbers, requires_grad=False)

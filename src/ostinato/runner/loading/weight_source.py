@@ -1,15 +1,15 @@
 """Weights of a checkpoint, read from its files one by one.
 
 A source names all weights as the model's ``state_dict`` does, and reads nothing until it is asked.
-What it returns is memory of its own: files may change afterwards.
+What it returns is memory of its own: files may change afterwards. A format of checkpoints is a
+class of weights: each of them knows its shape, where its bytes are and how to read them.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ostinato.errors import BrokenCheckpoint
-from ostinato.runner.forward.quantized import StoredRows
+from ostinato.runner.experts.mixture import expert_weights
+from ostinato.runner.experts.routers import router_linears
+from ostinato.runner.experts.stack import ExpertStack
+from ostinato.runner.forward.packing import Layers, Pack, members, names_of, pack_plain
+from ostinato.runner.forward.plain_layers import is_plain_linear
+from ostinato.runner.forward.quantized import Quantization, StoredRows
+from ostinato.runner.native.packed import PackedWeight
 
 _DTYPES = {
     "F64": torch.float64,
@@ -36,16 +42,31 @@ _PLAIN = ("F64", "F32", "F16", "BF16")
 _PIECE_BYTES = 2**24
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileRange:
-    """Bytes of a file."""
+    """Bytes of a file.
+
+    Attributes:
+        path: The file.
+        start: The first of them.
+        num_bytes: How many there are.
+        on_read: Called with the number of bytes after each read.
+    """
 
     path: Path
     start: int
     num_bytes: int
+    on_read: Callable[[int], object] = lambda _: None
 
-    def read(self, first: int = 0, num_bytes: int | None = None) -> NDArray[np.uint8]:
-        """Return a copy of the bytes, or of some of them.
+    def split(self, count: int) -> list["FileRange"]:
+        """Return so many parts of one size."""
+        size = self.num_bytes // count
+        return [FileRange(self.path, self.start + n * size, size) for n in range(count)]
+
+    def read(
+        self, first: int = 0, num_bytes: int | None = None, times: int = 1
+    ) -> NDArray[np.uint8]:
+        """Return a copy of the bytes, or of some of them, which are read so many times in all.
 
         Raises:
             BrokenCheckpoint: The file is shorter than it was.
@@ -54,6 +75,7 @@ class FileRange:
         content = np.fromfile(self.path, np.uint8, count, offset=self.start + first)
         if len(content) != count:
             raise BrokenCheckpoint(f"{self.path} became shorter while it was read")
+        self.on_read(count // times)
         return content
 
 
@@ -70,145 +92,190 @@ def equal_ranges(ranges: Sequence[FileRange]) -> bool:
     return True
 
 
-class WeightSource(Protocol):
-    """All weights of a checkpoint.
+class CheckpointWeight:
+    """One weight of a checkpoint.
 
     Attributes:
-        on_read: Called with the number of bytes after each read.
+        shape: As the model has it.
+        ranges: Where its bytes are.
+        kind: Format of the codes that ``codes`` returns; empty if there are none.
+        format: Weights of the same format and bytes are equal; None if they are never compared.
     """
 
-    on_read: Callable[[int], object]
+    kind: str = ""
+    format: Hashable = None
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all weights in the files."""
+    def __init__(self, shape: tuple[int, ...], ranges: Sequence[FileRange] = ()) -> None:
+        """Read nothing."""
+        self.shape, self.ranges = shape, ranges
 
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all weights by name."""
+    def plain(self, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return the weight, or its first rows; of experts, as many whole ones."""
+        raise NotImplementedError
 
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        """Formats of the weights by name, those that ``codes`` returns codes for."""
+    def codes(self, num_rows: int | None = None) -> Sequence[StoredRows]:
+        """Return a weight that has a kind, or its first rows, to be read when it is packed.
 
-    def are_equal(self, names: Sequence[str]) -> bool:
-        """Return whether several weights are the same bytes in the files."""
+        Of experts, return the parts of as many whole ones, one after the other.
+        """
+        raise NotImplementedError
 
-    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return a weight, or its first rows."""
-
-    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
-        """Return a weight of ``kinds``, or its first rows, to be packed."""
-
-    def experts(self, name: str) -> Sequence[StoredRows]:
-        """Return a weight of experts of ``kinds``, part by part, to be packed."""
-
-    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
+    def embedding(self, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding that is smaller than the plain one; None if there is none."""
-
-
-StoredTensor = tuple[FileRange, str, tuple[int, ...]]
-"""Where a tensor is, its format and its shape."""
-
-
-class SafetensorsSource:
-    """Weights in safetensors files."""
-
-    def __init__(self, files: Iterable[Path]) -> None:
-        """Read the files' headers."""
-        self.on_read: Callable[[int], object] = lambda _: None
-        self._ranges: dict[str, StoredTensor] = {}
-        for path in files:
-            self._ranges |= _weights_of(path)
-
-    @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all weights by name."""
-        return {name: shape for name, (_, _, shape) in self._ranges.items()}
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all weights in the files."""
-        return sum(where.num_bytes for where, _, _ in self._ranges.values())
-
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        """Formats of quantized weights: there are none."""
-        return {}
-
-    @property
-    def are_numbers(self) -> bool:
-        """Whether all weights are floating-point numbers of common formats."""
-        return all(is_plain(kind) for _, kind, _ in self._ranges.values())
-
-    def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return all weights by name: plain ones as they are stored, others in a dtype."""
-        return {name: self.plain(name, self._own_dtype(name) or dtype) for name in self.shapes}
-
-    def _own_dtype(self, name: str) -> torch.dtype | None:
-        """Return the dtype in which a weight is stored; None if it is not plain."""
-        return dtype_of(self._ranges[name][1]) if name in self._ranges else None
-
-    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return a weight, or its first rows."""
-        return self.read(self._ranges[name], num_rows).to(dtype)
-
-    def read(self, stored: StoredTensor, num_rows: int | None = None) -> Tensor:
-        """Return a tensor as it is stored, or its first rows."""
-        where, kind, shape = stored
-        num_bytes = where.num_bytes
-        if num_rows is not None and shape[0] > num_rows:
-            num_bytes = num_bytes // shape[0] * num_rows
-            shape = (num_rows, *shape[1:])
-        content = torch.from_numpy(where.read(0, num_bytes))
-        self.on_read(num_bytes)
-        return content.view(dtype_of(kind)).view(shape)
-
-    def are_equal(self, names: Sequence[str]) -> bool:
-        """Return whether several weights are the same bytes in the files."""
-        entries = [self._ranges[name] for name in names]
-        kinds = {(kind, shape) for _, kind, shape in entries}
-        return len(kinds) == 1 and equal_ranges([where for where, _, _ in entries])
-
-    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
-        """Raise KeyError: all weights are plain."""
-        raise KeyError(name)
-
-    def experts(self, name: str) -> Sequence[StoredRows]:
-        """Raise KeyError: all weights are plain."""
-        raise KeyError(name)
-
-    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
-        """Return None: all weights are plain."""
         return None
 
 
-def dtype_of(kind: str) -> torch.dtype:
-    """Return the dtype of a format in files."""
-    return _DTYPES[kind]
+class PlainWeight(CheckpointWeight):
+    """Numbers as a safetensors file has them.
+
+    Attributes:
+        where: Where they are.
+        format: Their format in the file.
+    """
+
+    format: str
+
+    def __init__(self, where: FileRange, format: str, shape: tuple[int, ...]) -> None:
+        """Read nothing."""
+        super().__init__(shape, (where,))
+        self.where, self.format = where, format
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of their format."""
+        return _DTYPES[self.format]
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether they stand for themselves; those of FP8 have scales."""
+        return self.format in _PLAIN
+
+    def read(self, num_rows: int | None = None) -> Tensor:
+        """Return them, or the first rows, as they are stored."""
+        shape, num_bytes = self.shape, self.where.num_bytes
+        if num_rows is not None and shape[0] > num_rows:
+            num_bytes = num_bytes // shape[0] * num_rows
+            shape = (num_rows, *shape[1:])
+        return torch.from_numpy(self.where.read(0, num_bytes)).view(self.dtype).view(shape)
+
+    def plain(self, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return them, or the first rows, in a dtype."""
+        return self.read(num_rows).to(dtype)
 
 
-def is_plain(kind: str) -> bool:
-    """Return whether numbers of a format stand for themselves; those of FP8 have scales."""
-    return kind in _PLAIN
+Weights = Mapping[str, CheckpointWeight]
+"""Weights by name."""
 
 
-def _weights_of(path: Path) -> dict[str, StoredTensor]:
-    """Return where the weights of a file are, their formats and their shapes."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header: dict[str, Any] = json.loads(file.read(size))
+class WeightSource:
+    """All weights of a checkpoint.
+
+    Attributes:
+        shapes: Shapes of all weights by name.
+        kinds: Formats of the weights that have codes, by name.
+        rope_factors: Factors that divide the frequencies of RoPE, of a GGUF file; None if none do.
+    """
+
+    def __init__(self, weights: Weights, rope_factors: Tensor | None = None) -> None:
+        """Read nothing."""
+        self._weights, self.rope_factors = weights, rope_factors
+        self.shapes = {name: weight.shape for name, weight in weights.items()}
+        self.kinds = {name: weight.kind for name, weight in weights.items() if weight.kind}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights in the files."""
+        return sum(where.num_bytes for each in self._weights.values() for where in each.ranges)
+
+    def report_reads(self, on_read: Callable[[int], object]) -> None:
+        """Call a function with the number of bytes after each read from now on."""
+        for weight in self._weights.values():
+            for where in weight.ranges:
+                where.on_read = on_read
+
+    def are_equal(self, names: Sequence[str]) -> bool:
+        """Return whether several weights are the same bytes in the files."""
+        weights = [self._weights[name] for name in names]
+        formats = {(weight.format, weight.shape) for weight in weights}
+        is_known = len(formats) == 1 and weights[0].format is not None
+        return is_known and equal_ranges([weight.ranges[0] for weight in weights])
+
+    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return a weight, or its first rows; of experts, as many whole ones."""
+        return self._weights[name].plain(dtype, num_rows)
+
+    def codes(self, name: str, num_rows: int | None = None) -> Sequence[StoredRows]:
+        """Return a weight of ``kinds``, or its first rows; see ``CheckpointWeight``."""
+        return self._weights[name].codes(num_rows)
+
+    def packing(
+        self, names: Mapping[int, str], quantization: Quantization | None, dtype: torch.dtype
+    ) -> Pack:
+        """Return what reads and packs layers: by their codes if there are any, else by numbers.
+
+        Args:
+            names: Names of what is packed, see ``names_of``.
+            quantization: How numbers are packed; one with ``stored`` uses codes.
+            dtype: That of numbers.
+        """
+
+        def pack(layers: Layers, is_head: bool) -> PackedWeight:
+            own = dict(zip(names_of(layers, names), members(layers), strict=True))
+            are_codes = own.keys() <= self.kinds.keys()
+            if quantization is not None and quantization.stored is not None and are_codes:
+                stored = {id(member.weight): self.codes(name) for name, member in own.items()}
+                return replace(quantization, stored=stored)(layers, is_head)
+            for name, member in own.items():
+                if member.weight.is_meta:
+                    numbers = self.plain(name, dtype)
+                    member.weight = nn.Parameter(numbers, requires_grad=False)
+            return (quantization or pack_plain)(layers, is_head)
+
+        return pack
+
+    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
+        """Return an embedding that is smaller than the plain one; None if there is none."""
+        weight = self._weights.get(name)
+        return None if weight is None else weight.embedding(dtype)
+
+
+def packed_members(
+    model: nn.Module, source: WeightSource
+) -> list[tuple[str, nn.Linear | ExpertStack]]:
+    """Return what is packed, linear layers and experts, and the names of weights in a source."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in source.shapes:
+            first.setdefault(id(parameter), name)
+    own = router_linears(model)
+    linears = [each for each in model.modules() if is_plain_linear(each) and each not in own]
+    return [*((first[id(linear.weight)], linear) for linear in linears), *expert_weights(model)]
+
+
+def are_numbers(weights: Weights) -> bool:
+    """Return whether all plain weights are floating-point numbers of common formats."""
+    plain = (weight for weight in weights.values() if isinstance(weight, PlainWeight))
+    return all(weight.are_numbers for weight in plain)
+
+
+def state_of(weights: Weights, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return all weights by name: plain ones as they are stored, others in a dtype."""
     return {
-        name: (
-            FileRange(path, 8 + size + entry["data_offsets"][0], _length(entry)),
-            entry["dtype"],
-            tuple(entry["shape"]),
-        )
-        for name, entry in header.items()
-        if name != "__metadata__"
+        name: weight.plain(weight.dtype if isinstance(weight, PlainWeight) else dtype)
+        for name, weight in weights.items()
     }
 
 
-def _length(entry: Mapping[str, Any]) -> int:
-    first, last = entry["data_offsets"]
-    return int(last) - int(first)
+def safetensors(files: Iterable[Path]) -> dict[str, PlainWeight]:
+    """Return the weights of safetensors files by name; reads headers."""
+    weights = {}
+    for path in files:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            first, last = entry["data_offsets"]
+            where = FileRange(path, 8 + size + first, last - first)
+            weights[name] = PlainWeight(where, entry["dtype"], tuple(entry["shape"]))
+    return weights

@@ -8,9 +8,9 @@ left to the modules, as is everything that asks for ``LoadedModel.model``.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.block_embedding import BlockEmbedding
-from ostinato.runner.experts.families import RouterFamily
+from ostinato.runner.experts.families import Gating, RouterFamily
 from ostinato.runner.experts.mixture import (
-    Gating,
     PackedExperts,
     PackedPart,
     empty_weight,
@@ -45,12 +44,12 @@ from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.packed import PackedWeight
 from ostinato.runner.states.store import StateShape
-from ostinato.runner.weight_cache.entry import Record
+from ostinato.runner.weight_cache.entry import EntrySource, Record
 
 _RECORDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(Attention, FeedForward, Branch, DecoderLayer, Norm, HeadShape, Rope),
+        *(Decoder, DecoderLayer, Branch, Attention, FeedForward, Norm, HeadShape, Rope),
         *(AngleKind, AttentionStyle, Activation, RopeKind, AngleLayout),
         *(Routing, RouterFamily, Gating, KVSpec, LayerKV, StateShape),
         *(StateMixer, MixerShape, MixerWeights, RowGating),
@@ -66,25 +65,13 @@ class Unkept(Exception):
     """A decoder has a part that is not written down."""
 
 
-class KeptWeights(Protocol):
-    """The weights of an entry, each the same object whenever it is asked for."""
-
-    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return a weight that was not packed."""
-
-    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
-        """Return an embedding of a file's blocks; None if it is plain."""
-
-    def packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
-        """Return a packed weight."""
-
-
 class StaticAngles(nn.Module):
     """Computes cosines and sines as the modules of ``transformers`` do whose RoPE is static."""
 
     def __init__(self, kinds: Mapping[str, tuple[Sequence[float], float]]) -> None:
         """Take frequencies and a factor for each kind of layer; ``""`` is the only kind."""
         super().__init__()
+        self.kinds = kinds
         self.rope_type = {kind or None: "default" for kind in kinds}
         self._kinds = {
             kind: (torch.tensor(frequencies, dtype=torch.float32), factor)
@@ -135,14 +122,8 @@ class RecordWriter:
             raise Unkept(type(embedding).__name__)
         if decoder.calls or decoder.edit_logits is not None:
             raise Unkept("modules are called")
-        return {
-            "embedding": f"{self._modules[id(embedding)]}.weight",
-            "embedding_scale": decoder.embedding_scale,
-            "angles": self._angles(decoder),
-            "layers": [self.value(layer) for layer in decoder.layers],
-            "norm": self.value(decoder.norm),
-            "head": self.value(decoder.head),
-        }
+        record: Record = self.value(replace(decoder, rotary=self._angles(decoder)))
+        return record
 
     def value(self, value: object) -> Any:
         """Write a value: a plain one, a weight, or a record of these."""
@@ -150,32 +131,36 @@ class RecordWriter:
             return {_KIND: type(value).__name__, "name": value.name}
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
-        if isinstance(value, tuple):
+        if isinstance(value, (tuple, list)):
             return [self.value(each) for each in value]
+        if isinstance(value, Mapping):
+            return self._record("mapping", **value)
         if isinstance(value, Tensor):
-            return {_KIND: "tensor", "name": self._name(value)}
+            return {_KIND: "tensor", "name": _known(self._names, value.data_ptr())}
+        if isinstance(value, PackedWeight):
+            return {_KIND: "packed", "name": _known(self._packed, id(value))}
         if isinstance(value, torch.dtype):
             return {_KIND: "dtype", "name": str(value).removeprefix("torch.")}
+        if isinstance(value, (nn.Embedding, BlockEmbedding)):
+            return {_KIND: "embedding", "name": f"{self._modules[id(value)]}.weight"}
+        if isinstance(value, StaticAngles):
+            return self._record("StaticAngles", kinds=value.kinds)
         if isinstance(value, Projection):
             return self._projection(value)
+        if isinstance(value, PackedPart):
+            own = value.stack
+            layout = own.num_parts, own.is_transposed, own.is_interleaved
+            shape = tuple(own.weight.shape)
+            return self._record("part", weight=value.packed, shape=shape, layout=layout)
         if isinstance(value, Mixture):
             return self._mixture(value)
         if is_dataclass(value) and type(value).__name__ in _RECORDS:
-            own = {each.name: self.value(getattr(value, each.name)) for each in fields(value)}
-            return {_KIND: type(value).__name__, **own}
+            own_fields = {each.name: getattr(value, each.name) for each in fields(value)}
+            return self._record(type(value).__name__, **own_fields)
         raise Unkept(type(value).__name__)
 
-    def _name(self, tensor: Tensor) -> str:
-        name = self._names.get(tensor.data_ptr())
-        if name is None:
-            raise Unkept("a vector that is no weight")
-        return name
-
-    def _packed_name(self, weight: PackedWeight) -> str:
-        name = self._packed.get(id(weight))
-        if name is None:
-            raise Unkept("a weight that is not in the entry")
-        return name
+    def _record(self, kind: str, /, **parts: object) -> Record:
+        return {_KIND: kind, **{name: self.value(part) for name, part in parts.items()}}
 
     def _mixture(self, mixture: Mixture) -> Record:
         router, experts = mixture.packed_router, mixture.packed_experts
@@ -183,58 +168,52 @@ class RecordWriter:
         is_cast = any(own.dtype != experts.parts["down_proj"].dtype for own in weights.values())
         if list(router.buffers()) or mixture.correction or is_cast:
             raise Unkept("a router that is corrected, or of another dtype")
-        return {
-            "shared": [self.value(mixture.shared), self.value(mixture.shared_gate)],
-            "scales": [mixture.scale, mixture.shared_scale],
-            _KIND: "mixture",
-            "names": [mixture.path, mixture.router, mixture.experts],
-            "routing": self.value(router.routing),
-            "router": {name: self._name(own) for name, own in weights.items()},
-            "gating": self.value(experts.gating),
-            "experts": {name: self._part(part) for name, part in experts.parts.items()},
-            "biases": {
-                name: None if bias is None else self._name(bias)
-                for name, bias in ((n, experts._parameters[f"{n}_bias"]) for n in experts.parts)
-            },
-        }
-
-    def _part(self, part: PackedPart) -> Record:
-        stack = part.stack
-        return {
-            "packed": self._packed_name(part.packed),
-            "shape": list(stack.weight.shape),
-            "layout": [stack.num_parts, stack.is_transposed, stack.is_interleaved],
-        }
+        return self._record(
+            "mixture",
+            names=(mixture.path, mixture.router, mixture.experts),
+            routing=router.routing,
+            router=weights,
+            gating=experts.gating,
+            experts=experts.parts,
+            biases={name: experts._parameters[f"{name}_bias"] for name in experts.parts},
+            shared=(mixture.shared, mixture.shared_gate),
+            scales=(mixture.scale, mixture.shared_scale),
+        )
 
     def _projection(self, projection: Projection) -> Record:
-        linears, packed = projection.linears(), self._packed_name(projection.weight)
-        return {
-            _KIND: "projection",
-            "prefix": projection.prefix,
-            "names": list(projection.names),
-            "packed": packed,
-            "outputs": [linear.out_features for linear in linears],
-            "biases": [None if n.bias is None else self._name(n.bias) for n in linears],
-        }
+        linears = projection.linears()
+        return self._record(
+            "projection",
+            prefix=projection.prefix,
+            names=projection.names,
+            weight=projection.weight,
+            outputs=[linear.out_features for linear in linears],
+            biases=[linear.bias for linear in linears],
+        )
 
-    def _angles(self, decoder: Decoder) -> Record | None:
-        """Write frequencies down, if angles computed from them are the module's, bit by bit."""
+    def _angles(self, decoder: Decoder) -> StaticAngles | None:
+        """Return what computes angles from frequencies, if they are the module's, bit by bit."""
         rotary: Any = decoder.rotary
         if rotary is None:
             return None
         attentions = [part for part in decoder.parts() if isinstance(part, Attention)]
         kinds = {each.angles for each in attentions} - {None}
-        record = {kind.layer_type or "": _frequencies(rotary, kind) for kind in kinds if kind}
-        dtype = decoder.head.weight.dtype
+        angles = StaticAngles({k.layer_type or "": _frequencies(rotary, k) for k in kinds if k})
+        dtype, positions = decoder.head.weight.dtype, np.arange(_COMPARED_POSITIONS)
         for kind in kinds:
             ours, own = (
-                Angles(module, torch.empty(0, dtype=dtype), kind).own(np.arange(first, last))
-                for module in (StaticAngles(record), rotary)
-                for first, last in ((0, _COMPARED_POSITIONS),)
+                Angles(module, torch.empty(0, dtype=dtype), kind).own(positions)
+                for module in (angles, rotary)
             )
             if not all(map(torch.equal, ours, own)):
                 raise Unkept("other angles")
-        return record
+        return angles
+
+
+def _known(names: Mapping[int, str], address: int) -> str:
+    if address not in names:
+        raise Unkept("a weight that is not in the entry")
+    return names[address]
 
 
 def _frequencies(rotary: Any, kind: AngleKind) -> tuple[list[float], float]:
@@ -249,7 +228,7 @@ def _frequencies(rotary: Any, kind: AngleKind) -> tuple[list[float], float]:
     return frequencies.tolist(), float(factor)
 
 
-def decoder_of(record: Record, weights: KeptWeights, dtype: torch.dtype) -> Decoder:
+def decoder_of(record: Record, weights: EntrySource, dtype: torch.dtype) -> Decoder:
     """Return the decoder of a record.
 
     Args:
@@ -257,25 +236,26 @@ def decoder_of(record: Record, weights: KeptWeights, dtype: torch.dtype) -> Deco
         weights: The entry's.
         dtype: Compute dtype.
     """
-    reading, name = RecordReader(weights, dtype), record["embedding"]
-    embedding = weights.embedding(name, dtype)
-    if embedding is None:
-        embedding = nn.Embedding.from_pretrained(weights.plain(name, dtype))
-    return Decoder(
-        embedding=cast("nn.Embedding | BlockEmbedding", embedding),
-        embedding_scale=record["embedding_scale"],
-        rotary=None if record["angles"] is None else StaticAngles(record["angles"]),
-        layers=tuple(reading.value(layer) for layer in record["layers"]),
-        norm=reading.value(record["norm"]),
-        head=reading.value(record["head"]),
-    )
+    return cast(Decoder, RecordReader(weights, dtype).value(record))
 
 
 class RecordReader:
     """Reads records."""
 
-    def __init__(self, weights: KeptWeights, dtype: torch.dtype) -> None:
+    def __init__(self, weights: EntrySource, dtype: torch.dtype) -> None:
         self._weights, self._dtype = weights, dtype
+        self._makers: dict[str, Callable[..., Any]] = {
+            **_RECORDS,
+            "mapping": dict,
+            "tensor": lambda name: weights.plain(name, dtype),
+            "embedding": self._embedding,
+            "StaticAngles": StaticAngles,
+            "packed": lambda name: weights.packed(name, dtype),
+            "dtype": lambda name: getattr(torch, name),
+            "projection": _projection_of,
+            "part": self._part,
+            "mixture": _mixture_of,
+        }
 
     def value(self, value: Any) -> Any:
         """Return the value that was written."""
@@ -283,54 +263,47 @@ class RecordReader:
             return tuple(map(self.value, value))
         if not isinstance(value, dict):
             return value
-        if value[_KIND] == "tensor":
-            return self._weights.plain(value["name"], self._dtype)
-        if value[_KIND] == "dtype":
-            return getattr(torch, value["name"])
-        if value[_KIND] == "projection":
-            return self._projection(value)
-        if value[_KIND] == "mixture":
-            return self._mixture(value)
-        kind = _RECORDS[value[_KIND]]
-        if issubclass(kind, enum.Enum):
-            return kind[value["name"]]
-        return kind(**{name: self.value(own) for name, own in value.items() if name != _KIND})
+        parts = {name: self.value(part) for name, part in value.items() if name != _KIND}
+        kind = self._makers[value[_KIND]]
+        return kind[parts["name"]] if isinstance(kind, enum.EnumType) else kind(**parts)
 
-    def _parameter(self, name: str | None) -> nn.Parameter | None:
-        if name is None:
-            return None
-        return nn.Parameter(self._weights.plain(name, self._dtype), requires_grad=False)
+    def _embedding(self, name: str) -> nn.Module:
+        embedding = self._weights.embedding(name, self._dtype)
+        if embedding is None:
+            embedding = nn.Embedding.from_pretrained(self._weights.plain(name, self._dtype))
+        return embedding
 
-    def _mixture(self, record: Record) -> Mixture:
-        router, block = nn.Module(), nn.Module()
-        for name, own in record["router"].items():
-            path, _, last = name.rpartition(".")
-            if path:
-                router.add_module(path, nn.Module())
-            router.get_submodule(path).register_parameter(last, self._parameter(own))
-        path, router_name, experts_name = record["names"]
-        block.add_module(router_name, PackedRouter(router, self.value(record["routing"])))
-        parts = {name: self._part(part) for name, part in record["experts"].items()}
-        biases = {name: self._parameter(bias) for name, bias in record["biases"].items()}
-        experts = PackedExperts(parts, biases, self.value(record["gating"]))
-        block.add_module(experts_name, experts)
-        shared, gate = map(self.value, record["shared"])
-        names = path, router_name, experts_name
-        return Mixture(block, *names, "", shared, gate, None, *record["scales"])
+    def _part(self, **own: Any) -> PackedPart:
+        weight = empty_weight(own["shape"], self._dtype)
+        return PackedPart(ExpertStack(weight, *own["layout"]), own["weight"])
 
-    def _part(self, record: Record) -> PackedPart:
-        stack = ExpertStack(empty_weight(record["shape"], self._dtype), *record["layout"])
-        return PackedPart(stack, self._weights.packed(record["packed"], self._dtype))
 
-    def _projection(self, record: Record) -> Projection:
-        parent, first = nn.Module(), 0
-        packed = self._weights.packed(record["packed"], self._dtype)
-        rows = zip(record["names"], record["outputs"], record["biases"], strict=True)
-        for name, num_outputs, bias in rows:
-            shape = torch.empty(num_outputs, packed.num_columns, device="meta")
-            linear = plain_linear(shape, self._parameter(bias))
-            setattr(parent, name, PackedLinear(linear, packed, first))
-            first += num_outputs
-        projection = Projection(parent, record["prefix"], tuple(record["names"]))
-        projection.weight = packed
-        return projection
+def _parameter(numbers: Tensor | None) -> nn.Parameter | None:
+    return None if numbers is None else nn.Parameter(numbers, requires_grad=False)
+
+
+def _mixture_of(**own: Any) -> Mixture:
+    router, block = nn.Module(), nn.Module()
+    for name, numbers in own["router"].items():
+        path, _, last = name.rpartition(".")
+        if path:
+            router.add_module(path, nn.Module())
+        router.get_submodule(path).register_parameter(last, _parameter(numbers))
+    path, router_name, experts_name = own["names"]
+    biases = {name: _parameter(bias) for name, bias in own["biases"].items()}
+    block.add_module(router_name, PackedRouter(router, own["routing"]))
+    block.add_module(experts_name, PackedExperts(own["experts"], biases, own["gating"]))
+    (shared, gate), scales = own["shared"], own["scales"]
+    return Mixture(block, path, router_name, experts_name, "", shared, gate, None, *scales)
+
+
+def _projection_of(**own: Any) -> Projection:
+    parent, weight, first = nn.Module(), own["weight"], 0
+    for name, num_outputs, bias in zip(own["names"], own["outputs"], own["biases"], strict=True):
+        shape = torch.empty(num_outputs, weight.num_columns, device="meta")
+        linear = plain_linear(shape, _parameter(bias))
+        setattr(parent, name, PackedLinear(linear, weight, first))
+        first += num_outputs
+    projection = Projection(parent, own["prefix"], own["names"])
+    projection.weight = weight
+    return projection

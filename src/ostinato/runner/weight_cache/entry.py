@@ -15,22 +15,35 @@ import logging
 import os
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.forward.codes import Activations, CodeFormat
+from ostinato.runner.forward.packing import Pack, names_of
+from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
+from ostinato.runner.loading.weight_source import CheckpointWeight, WeightSource
+from ostinato.runner.native.packed import PackedWeight
 from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, PartialFolder, mark_used
 
 logger = logging.getLogger("ostinato")
+
+NAMES_BETWEEN = "+"
+"""Stands between the names of weights that are packed as one."""
+
+ROPE_FACTORS = "rope factors"
 
 _ALIGNMENT = 4096
 _LARGE_BYTES = 2**28
 
 Record = dict[str, Any]
+
+_T = TypeVar("_T")
 
 
 class EntryWriter:
@@ -184,6 +197,72 @@ class Entry:
         for name, record in self._tensors.items():
             if _checksum(self._path, record) != record["crc32"]:
                 raise ValueError(f"{name} is damaged")
+
+
+class EntrySource(WeightSource):
+    """The weights of an entry, each mapped once; those that are packed have no numbers."""
+
+    def __init__(self, entry: Entry) -> None:
+        """Read nothing."""
+        shapes, factors = entry.index["shapes"], entry.index.get(ROPE_FACTORS)
+        super().__init__(
+            {name: CheckpointWeight(tuple(shape)) for name, shape in shapes.items()},
+            None if factors is None else torch.tensor(factors),
+        )
+        self.index, self._entry = entry.index, entry
+        self._mapped: dict[str, Any] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are mapped."""
+        return self._entry.num_bytes
+
+    def are_equal(self, names: Sequence[str]) -> bool:
+        """Return True: what was tied once is not compared again."""
+        return True
+
+    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return a weight that was not packed, mapped."""
+        return self._once(name, lambda: self._entry.tensor(name))
+
+    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
+        """Return an embedding of a file's blocks, mapped; None if it is plain."""
+        kind = self.index["blocks"].get(name)
+        if kind is None:
+            return None
+        blocks = self.plain(name, dtype).numpy()
+        return self._once(f"{name}/{kind}", lambda: BlockEmbedding(blocks, kind, dtype))
+
+    def packing(
+        self, names: Mapping[int, str], quantization: Quantization | None, dtype: torch.dtype
+    ) -> Pack:
+        """Return what packs nothing, but returns what was packed."""
+        return lambda layers, _: self.packed(NAMES_BETWEEN.join(names_of(layers, names)), dtype)
+
+    def packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
+        """Return a packed weight, mapped."""
+        return self._once(f"{joined}/packed", lambda: self._packed(joined, dtype))
+
+    def _once(self, name: str, make: Callable[[], _T]) -> _T:
+        """Return the same object each time: a model that is built later shares its weights."""
+        if name not in self._mapped:
+            self._mapped[name] = make()
+        return cast(_T, self._mapped[name])
+
+    def _packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
+        record = self.index["weights"][joined]
+        num_rows, num_columns = record["shape"]
+        memory = {part: self._entry.tensor(f"{joined}/{part}") for part in record["parts"]}
+        if "format" not in record:
+            return PackedWeight.of_memory(num_rows, num_columns, dtype, memory)
+        return QuantizedWeight.of_codes_in_memory(
+            CodeFormat(*record["format"]),
+            (num_rows, num_columns),
+            dtype,
+            Activations(*record["activations"]),
+            record["is_in_blocks"],
+            memory,
+        )
 
 
 def _checksum(path: Path, record: Record) -> int:

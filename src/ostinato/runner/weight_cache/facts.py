@@ -22,14 +22,13 @@ from ostinato.runner.probe import Probed
 from ostinato.runner.settings import AttentionName
 from ostinato.runner.states.store import StateSpec
 from ostinato.runner.weight_cache.decoder_record import (
-    KeptWeights,
     RecordReader,
     RecordWriter,
     Unkept,
 )
-from ostinato.runner.weight_cache.entry import Record
+from ostinato.runner.weight_cache.entry import EntrySource, Record
 
-FORMAT = 7
+FORMAT = 8
 """Version of the index and of the layout of tiles."""
 
 _PACKAGES = ("ostinato", "torch", "transformers", "gguf", "tokenizers")
@@ -80,7 +79,7 @@ def probed_record(probed: Probed, model: nn.Module) -> Record | None:
 
 
 def probed_of(
-    record: Record, attention: AttentionName, weights: KeptWeights, dtype: torch.dtype
+    record: Record, attention: AttentionName, weights: EntrySource, dtype: torch.dtype
 ) -> Probed:
     """Return what the probe learned, without the logits that it compared.
 

@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ostinato.runner.checkpoints.fetched_models import user_cache
+
 logger = logging.getLogger("ostinato")
 
 INDEX, WEIGHTS = "index.json", "weights.bin"
@@ -61,8 +63,7 @@ class KeptWeights:
 
 def cache_folder() -> Path:
     """Return the folder, which need not exist; its name has the version of the format."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "ostinato" / "weights-1"
+    return user_cache() / "weights-1"
 
 
 def why_unsafe(folder: Path) -> str | None:

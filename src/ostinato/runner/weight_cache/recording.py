@@ -6,7 +6,7 @@ file: a first start keeps no more memory of its own than a second one.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ostinato.runner.block_embedding import BlockEmbedding
-from ostinato.runner.experts.stack import ExpertStack
-from ostinato.runner.forward.packing import Pack
+from ostinato.runner.forward.packing import Layers, Pack, names_of
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.loading.pretrained import save_tokenizer
 from ostinato.runner.loading.weight_source import WeightSource
 from ostinato.runner.native.packed import PackedWeight
-from ostinato.runner.weight_cache.entry import EntryWriter, Record
+from ostinato.runner.weight_cache.entry import NAMES_BETWEEN, ROPE_FACTORS, EntryWriter, Record
 from ostinato.runner.weight_cache.folder import make_room
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ MIN_BYTES = 2**26
 """Smaller checkpoints are packed in a moment."""
 
 _SHAPES = "shapes"
-
-NAMES_BETWEEN = "+"
-"""Stands between the names of weights that are packed as one."""
 
 
 class Recorder:
@@ -94,7 +90,14 @@ class Recorder:
 
     def recorded(self, pack: Pack, names: Mapping[int, str]) -> Pack:
         """Return what packs likewise, and writes what it packs."""
-        return _RecordedPack(self, pack, names)
+
+        def packed(layers: Layers, is_head: bool) -> PackedWeight:
+            name = NAMES_BETWEEN.join(names_of(layers, names))  # packing replaces what names them
+            weight = pack(layers, is_head)
+            self.keep(name, weight)
+            return weight
+
+        return packed
 
     def keep(self, name: str, weight: PackedWeight) -> None:
         """Write a packed weight, and map it, on a thread that writes one at a time.
@@ -158,12 +161,12 @@ class Recorder:
                     weight.data = mapped
                     self._moved.append(weight)
         if self._writer is not None:
-            factors = getattr(source, "rope_factors", None)
+            factors = source.rope_factors
             self._writer.index |= {
                 "blocks": self._blocks,
                 "weights": self._weights,
                 _SHAPES: {name: list(shape) for name, shape in source.shapes.items()},
-                "rope factors": None if factors is None else factors.tolist(),
+                ROPE_FACTORS: None if factors is None else factors.tolist(),
             }
 
     def publish(
@@ -240,27 +243,6 @@ class Recorder:
         self.num_bytes = 0
 
 
-class _RecordedPack:
-    """Packs as another, and writes what it packs; see ``Pack``."""
-
-    def __init__(self, recorder: Recorder, pack: Pack, names: Mapping[int, str]) -> None:
-        self._recorder, self._pack, self._names = recorder, pack, names
-
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-        """Pack linear layers."""
-        joined = NAMES_BETWEEN.join(self._names[id(linear)] for linear in linears)
-        weight = self._pack(linears, is_head)
-        self._recorder.keep(joined, weight)
-        return weight
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Pack experts."""
-        name = self._names[id(stack.weight)]
-        weight = self._pack.pack_experts(stack)
-        self._recorder.keep(name, weight)
-        return weight
-
-
 def _record_of(weight: PackedWeight) -> Record:
     """Describe a packed weight, without its memory."""
     record: Record = {
@@ -269,7 +251,7 @@ def _record_of(weight: PackedWeight) -> Record:
     }
     if isinstance(weight, QuantizedWeight):
         record["format"] = dataclasses.astuple(weight.format)
-        record["activations"] = [weight.activations.bits, weight.activations.group_size]
+        record["activations"] = dataclasses.astuple(weight.activations)
         record["is_in_blocks"] = weight.is_in_blocks
     return record
 

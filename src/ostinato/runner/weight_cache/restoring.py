@@ -1,22 +1,17 @@
 """Builds a model from an entry: nothing is read, packed, or compared again."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Mapping
+from dataclasses import astuple, replace
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ostinato.core.errors import ConfigError
-from ostinato.runner.block_embedding import BlockEmbedding
-from ostinato.runner.experts.stack import ExpertStack
-from ostinato.runner.forward.codes import Activations, CodeFormat
+from ostinato.runner.forward.codes import Activations
 from ostinato.runner.forward.decoder import Decoder, Mixture
 from ostinato.runner.forward.fused import FusedForward
-from ostinato.runner.forward.packing import Pack
-from ostinato.runner.forward.quantized import Quantization, QuantizedWeight, StoredRows
+from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.images.vision import take_encoder
 from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.loading.load_memory import STEP_BYTES, gib
@@ -26,28 +21,22 @@ from ostinato.runner.loading.streamed import (
     Assembled,
     LoadSettings,
     complete_model,
-    packed_names,
     read_generation_config,
 )
 from ostinato.runner.memory import available_bytes
 from ostinato.runner.model_call import LaterCall, ModelCall
-from ostinato.runner.native.packed import PackedWeight, required_library
+from ostinato.runner.native.packed import required_library
 from ostinato.runner.probe import Probed
 from ostinato.runner.select_forward import ChosenForward
 from ostinato.runner.weight_cache.decoder_record import decoder_of, decoder_record
-from ostinato.runner.weight_cache.entry import Entry, Record
+from ostinato.runner.weight_cache.entry import Entry, EntrySource, Record
 from ostinato.runner.weight_cache.facts import probed_of, probed_record
 from ostinato.runner.weight_cache.folder import INDEX, cache_folder, remove_folder, why_unsafe
-from ostinato.runner.weight_cache.recording import NAMES_BETWEEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger("ostinato")
-
-_T = TypeVar("_T")
-
-_ROPE_FACTORS = "rope factors"
 
 
 def find_entry(key: str | None) -> Entry | None:
@@ -85,16 +74,10 @@ def index_of(built: Assembled, packed: Mapping[int, str]) -> Record | None:
         "probed": probed,
         "hands_step": built.call.hands_step,
         "forward": [built.forward.name, built.forward.reason],
-        "quantization": _quantization_record(built.quantization),
+        "quantization": None
+        if (own := built.quantization) is None
+        else [own.name, own.stored is not None, *astuple(own.activations)],
     }
-
-
-def _quantization_record(quantization: Quantization | None) -> list[object] | None:
-    if quantization is None:
-        return None
-    activations = quantization.activations
-    is_stored = quantization.stored is not None
-    return [quantization.name, is_stored, activations.bits, activations.group_size]
 
 
 def restore_model(
@@ -120,7 +103,7 @@ def restore_model(
     return _restored(source, settings), encoder
 
 
-def _restored(source: "EntrySource", settings: LoadSettings) -> Assembled:
+def _restored(source: EntrySource, settings: LoadSettings) -> Assembled:
     index = source.index
     probed = probed_of(index["probed"], settings.attention, source, settings.dtype)
     _check_memory(source.num_bytes, settings.kv_bytes(probed.spec, settings.dtype))
@@ -146,7 +129,7 @@ def _restored(source: "EntrySource", settings: LoadSettings) -> Assembled:
 
 
 def _with_modules(
-    source: "EntrySource",
+    source: EntrySource,
     settings: LoadSettings,
     probed: Probed,
     forward: ChosenForward,
@@ -160,8 +143,7 @@ def _with_modules(
         if source.index["hands_step"]:
             call.hand_step_to_attention()
         known = Assembled(call, probed, forward, quantization)
-        names = packed_names(skeleton, source)
-        chosen = complete_model(skeleton, source, known, source.packing(names, settings.dtype))
+        chosen = complete_model(skeleton, source, known)
         read_generation_config(skeleton, settings.path)
     return replace(known, forward=chosen)
 
@@ -192,100 +174,3 @@ def _check_memory(weights: int, kv: int) -> None:
             "(MemAvailable, or what the container's limit leaves): fewer blocks (num_blocks or "
             "kv_cache_memory), a smaller max_model_len or quantization='int4' may fit"
         )
-
-
-class EntrySource:
-    """The weights of an entry, each mapped once; see ``WeightSource``."""
-
-    kinds: Mapping[str, str] = {}
-
-    def __init__(self, entry: Entry) -> None:
-        """Read nothing."""
-        self.on_read: Callable[[int], object] = lambda _: None
-        self.index, self._entry = entry.index, entry
-        self._mapped: dict[str, Any] = {}
-
-    @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all weights of the checkpoint by name."""
-        return {name: tuple(shape) for name, shape in self.index["shapes"].items()}
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that are mapped."""
-        return self._entry.num_bytes
-
-    @property
-    def rope_factors(self) -> Tensor | None:
-        """Factors that divide the frequencies of RoPE, of a GGUF file."""
-        factors = self.index.get(_ROPE_FACTORS)
-        return None if factors is None else torch.tensor(factors)
-
-    def are_equal(self, names: Sequence[str]) -> bool:
-        """Return True: what was tied once is not compared again."""
-        return True
-
-    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return a weight that was not packed, mapped."""
-        return self._once(name, lambda: self._entry.tensor(name))
-
-    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
-        """Raise KeyError: what has codes is packed."""
-        raise KeyError(name)
-
-    def experts(self, name: str) -> Sequence[StoredRows]:
-        """Raise KeyError: what has codes is packed."""
-        raise KeyError(name)
-
-    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
-        """Return an embedding of a file's blocks, mapped; None if it is plain."""
-        kind = self.index["blocks"].get(name)
-        if kind is None:
-            return None
-        blocks = self.plain(name, dtype).numpy()
-        return self._once(f"{name}/{kind}", lambda: BlockEmbedding(blocks, kind, dtype))
-
-    def packing(self, names: Mapping[int, str], dtype: torch.dtype) -> Pack:
-        """Return what packs nothing, but returns what was packed."""
-        return _RestoredPack(self, names, dtype)
-
-    def packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
-        """Return a packed weight, mapped."""
-        return self._once(f"{joined}/packed", lambda: self._packed(joined, dtype))
-
-    def _once(self, name: str, make: Callable[[], _T]) -> _T:
-        """Return the same object each time: a model that is built later shares its weights."""
-        if name not in self._mapped:
-            self._mapped[name] = make()
-        return cast(_T, self._mapped[name])
-
-    def _packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
-        record = self.index["weights"][joined]
-        num_rows, num_columns = record["shape"]
-        memory = {part: self._entry.tensor(f"{joined}/{part}") for part in record["parts"]}
-        if "format" not in record:
-            return PackedWeight.of_memory(num_rows, num_columns, dtype, memory)
-        return QuantizedWeight.of_codes_in_memory(
-            CodeFormat(*record["format"]),
-            (num_rows, num_columns),
-            dtype,
-            Activations(*record["activations"]),
-            record["is_in_blocks"],
-            memory,
-        )
-
-
-class _RestoredPack:
-    """Returns what was packed; see ``Pack``."""
-
-    def __init__(self, source: EntrySource, names: Mapping[int, str], dtype: torch.dtype) -> None:
-        self._source, self._names, self._dtype = source, names, dtype
-
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-        """Return the weight of linear layers."""
-        joined = NAMES_BETWEEN.join(self._names[id(linear)] for linear in linears)
-        return self._source.packed(joined, self._dtype)
-
-    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
-        """Return the weight of experts."""
-        return self._source.packed(self._names[id(stack.weight)], self._dtype)
