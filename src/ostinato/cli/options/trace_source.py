@@ -50,18 +50,14 @@ class TraceOptions:
         "-b",
     )
     skip_broken: SkipBroken = False
-    tokenizer: str | None = option(
-        None, "For logs of requests: the model whose tokenizer and chat template to use."
-    )
-    timestamp_unit: str = option(
-        "auto",
-        "Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests.",
-    )
-
-    first: int | None = option(None, "Use only this many requests, from the start of the trace.")
-    image: str = option(
-        "", "For logs of requests with images: their size, such as 1024x768; needs --model."
-    )
+    tokenizer: str | None = option(None)
+    """For logs of requests: the model whose tokenizer and chat template to use."""
+    timestamp_unit: str = option("auto")
+    """Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests."""
+    first: int | None = option(None)
+    """Use only this many requests, from the start of the trace."""
+    image: str = option("")
+    """For logs of requests with images: their size, such as 1024x768; needs --model."""
 
     def open(self, path: Path, model: str | None) -> BlockTrace:
         """Read a trace, a log with the model's tokenizer, and list skipped lines on stderr.
