@@ -3,11 +3,12 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +18,27 @@ class CodeBlock:
     Attributes:
         language: What stands behind the fence; may be empty.
         text: What stands between the fences.
+        title: What stands behind the language; may be empty.
         before: The line above the fence that is not blank; may be empty.
     """
 
     language: str
     text: str
-    before: str
+    title: str = ""
+    before: str = ""
 
 
 def code_blocks(path: Path, *languages: str) -> list[CodeBlock]:
     """A page's fenced blocks in these languages, in order."""
+    return [block for block in all_blocks(path) if block.language in languages]
+
+
+def all_blocks(path: Path) -> Iterator[CodeBlock]:
+    """Walk a page's fenced blocks."""
     text = path.read_text(encoding="utf-8")
-    found = []
     for match in FENCE.finditer(text):
         above = text[: match.start()].rstrip().rsplit("\n", 1)[-1]
-        found.append(CodeBlock(match[1], match[2], above))
-    return [block for block in found if block.language in languages]
+        yield CodeBlock(match[1], match[3], match[2].strip(), above)
 
 
 def prose(path: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.reading import ROOT, name_of, pages, prose, tracked_files
+from tests.docs.reading import ROOT, all_blocks, name_of, pages, prose, tracked_files
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # A folder at the root of somebody's machine, unless it ends a longer path or an address.
@@ -18,7 +18,6 @@ LOCAL_ADDRESS = re.compile(
     + "url|--find-"
     + "links"
 )
-FENCED = re.DOTALL | re.MULTILINE
 TEXT = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".jinja", ".cfg", ""}
 
 
@@ -55,9 +54,9 @@ def test_code_blocks_fit_in_80_columns():
         (name_of(page), line)
         for page in pages()
         if page.parent.name not in ("decisions", "results", "tiny-shakespeare")
-        for fence, text in re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text(), FENCED)
-        for line in text.splitlines()
-        if 'title="prints' not in fence
+        for block in all_blocks(page)
+        for line in block.text.splitlines()
+        if 'title="prints' not in block.title
     ]
     assert len(lines) > 1000
     assert not [where for where in lines if len(where[1]) > 80]

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import subprocess
 import sys
 
 import pytest
@@ -67,17 +66,3 @@ def test_the_program_needs_nothing_but_python():
         line.split()[1] for line in program().splitlines() if line.startswith(("import", "from"))
     }
     assert imported <= sys.stdlib_module_names
-
-
-def test_the_program_keeps_the_house_style():
-    """Readers copy what they see, so it passes the formatter as well."""
-    blocks = code_blocks(PAGE, "python")
-    for block in blocks:
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", "format", "--diff", "--line-length=80", "-"],
-            input=block.text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout

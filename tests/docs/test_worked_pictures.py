@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -24,10 +25,9 @@ from openai import OpenAI
 
 from tests.cli.terminal import Terminal
 from tests.docs.conftest import address_filled_in
-from tests.docs.reading import ROOT, name_of
+from tests.docs.reading import ROOT, CodeBlock, all_blocks, code_blocks, name_of
 
-ANY_FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-NOT_RUN = re.compile(r"<!-- not run: .{5,} -->\s*\Z")
+NOT_RUN = re.compile(r"<!-- not run: .{5,} -->")
 PRINTS, FOR_EXAMPLE = 'title="prints"', 'title="prints, for example"'
 
 
@@ -50,17 +50,16 @@ class Snippet:
 
 def snippets(page: Path) -> list[Snippet]:
     """A page's runnable blocks in order, each with what it is said to print."""
-    text = page.read_text(encoding="utf-8")
-    fences = list(ANY_FENCE.finditer(text))
-    found = []
-    for place, fence in enumerate(fences):
-        if fence[1] not in ("python", "bash") or NOT_RUN.search(text[: fence.start()]):
-            continue
-        [below] = fences[place + 1 : place + 2] or [None]
-        title = below[2].strip() if below else ""
-        prints = below[3] if below and title == PRINTS else None
-        found.append(Snippet(fence[1], fence[3], prints, title == FOR_EXAMPLE))
-    return found
+    return [
+        Snippet(
+            block.language,
+            block.text,
+            below.text if below.title == PRINTS else None,
+            below.title == FOR_EXAMPLE,
+        )
+        for block, below in pairwise([*all_blocks(page), CodeBlock("", "")])
+        if block.language in ("python", "bash") and not NOT_RUN.fullmatch(block.before)
+    ]
 
 
 PAGES = [
@@ -107,11 +106,10 @@ def test_commands_print_what_stands_below_them(snippet: Snippet):
 
 def test_snippets_keep_the_house_style(tmp_path: Path):
     """Readers copy what they see, so it passes the formatter as well."""
-    for page in PAGES:
-        for number, snippet in enumerate(snippets(page)):
-            if snippet.language == "python":
-                name = f"{name_of(page).replace('/', '.')}-{number}.py"
-                (tmp_path / name).write_text(snippet.text)
+    for page in (*PAGES, ROOT / "docs/tutorial.md"):
+        for number, block in enumerate(code_blocks(page, "python")):
+            name = f"{name_of(page).replace('/', '.')}-{number}.py"
+            (tmp_path / name).write_text(block.text)
     command = [sys.executable, "-m", "ruff", "format", "--diff", "--line-length=80", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -17,11 +17,6 @@ from ostinato.core.errors import ConfigError
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 URL = "http://127.0.0.1:8000"
-Url = Annotated[str, typer.Option("--url", envvar="OSTINATO_URL", help="URL of the server.")]
-Key = Annotated[
-    str | None,
-    typer.Option("--key", envvar="OSTINATO_ADMIN_KEY", help="API key of an administrator."),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the response as JSON.")]
 PromptText = Annotated[str, typer.Argument(help="A text, or @FILE for the content of a file.")]
 PublicName = Annotated[str, typer.Argument(help="Name of the public prefix.")]
@@ -31,8 +26,10 @@ PublicName = Annotated[str, typer.Argument(help="Name of the public prefix.")]
 class Server:
     """The server, and the API key."""
 
-    url: Url = URL
-    key: Key = None
+    url: str = option(URL, envvar="OSTINATO_URL")
+    """URL of the server."""
+    key: str | None = option(None, envvar="OSTINATO_ADMIN_KEY")
+    """API key of an administrator."""
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Call a route under ``/admin``, and return its JSON."""
@@ -60,8 +57,10 @@ class Report(Server):
 class Owner:
     """The tenant and the salt that a prompt is cached for."""
 
-    tenant: Annotated[str, typer.Option(help="Tenant, on a server with keys.")] = ""
-    salt: Annotated[str, typer.Option(help="The cache_salt that its client sends.")] = ""
+    tenant: str = option("")
+    """Tenant, on a server with keys."""
+    salt: str = option("")
+    """The cache_salt that its client sends."""
 
     def body(self, prompt: str, **more: Any) -> dict[str, Any]:
         """Return the body of a request about a prompt."""

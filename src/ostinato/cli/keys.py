@@ -24,14 +24,18 @@ app = GroupedTyper(
 class TenantOptions:
     """Settings of a tenant, as the keys file names them."""
 
-    quota: int | None = option(None, "Blocks that it may keep.")
-    guaranteed: int | None = option(None, "Blocks that others cannot evict.")
-    priority: int | None = option(None, "Lower goes first.")
-    max_requests: int | None = option(None, "Maximum number of concurrent continuations.")
-    tokens_per_minute: int | None = option(None, "Maximum prompt and generated tokens per minute.")
-    public: list[str] | None = option(
-        None, "Public prefix that it may use; may be repeated, '*' is all."
-    )
+    quota: int | None = option(None)
+    """Blocks that it may keep."""
+    guaranteed: int | None = option(None)
+    """Blocks that others cannot evict."""
+    priority: int | None = option(None)
+    """Lower goes first."""
+    max_requests: int | None = option(None)
+    """Maximum number of concurrent continuations."""
+    tokens_per_minute: int | None = option(None)
+    """Maximum prompt and generated tokens per minute."""
+    public: list[str] | None = option(None)
+    """Public prefix that it may use; may be repeated, '*' is all."""
     administers: bool | None = option(
         None, "Whether it may administer.", "--administers/--no-administers"
     )

@@ -16,8 +16,8 @@ from ostinato.cli.options.tokenizer import (
     load_tokenizer,
     model_tokenizer,
 )
-from ostinato.cli.options.trace_source import SkipBroken, list_broken, progress_bar
-from ostinato.cli.output.tables import print_json
+from ostinato.cli.options.trace_source import SkipBroken, list_broken
+from ostinato.cli.output.tables import print_json, progress_bar
 from ostinato.cli.output.template_table import print_template
 from ostinato.core.errors import ConfigError
 from ostinato.lab.lint.lint import Finding, LintReport, lint

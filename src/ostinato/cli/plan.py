@@ -14,7 +14,7 @@ from ostinato.cli.options.config_source import load_config
 from ostinato.cli.options.cost_options import CostOptions, MachineOptions
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output.report_folder import open_folder, write_folder
-from ostinato.cli.output.tables import FigureTable, print_json
+from ostinato.cli.output.tables import FigureTable, print_json, progress_bar
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
 from ostinato.lab.plan.plan import Fleet, Option, Plan, Prices, Setup, make_plan
@@ -113,7 +113,7 @@ def run(
         cast("PolicyName", policy),
     )
     open_folder(out)
-    with source.progress_bar("Sizes", points) as advance:
+    with progress_bar("Sizes", points) as advance:
         plan = make_plan(traffic, setup, points, advance)
     report = PlanReport(traffic, plan, currency)
     if as_json:

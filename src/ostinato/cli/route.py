@@ -29,12 +29,10 @@ app = GroupedTyper(help="Route requests to many engines, each to where its prefi
 class RouterAddress:
     """A running router, and the API key."""
 
-    url: Annotated[str, typer.Option(envvar="OSTINATO_ROUTER_URL", help="URL of the router.")] = (
-        "http://127.0.0.1:8080"
-    )
-    key: Annotated[
-        str | None, typer.Option(envvar="OSTINATO_ADMIN_KEY", help="API key of an administrator.")
-    ] = None
+    url: str = option("http://127.0.0.1:8080", envvar="OSTINATO_ROUTER_URL")
+    """URL of the router."""
+    key: str | None = option(None, envvar="OSTINATO_ADMIN_KEY")
+    """API key of an administrator."""
 
     @property
     def client(self) -> AdminClient:

@@ -26,17 +26,12 @@ _server = partial(option, panel=SERVER)
 class ServeOptions:
     """What is served at the start, besides the settings."""
 
-    api_key: str | None = _server(
-        None,
-        "One key that every caller sends, in place of --keys-file.",
-        envvar="OSTINATO_API_KEY",
-    )
-    prewarm: str | None = _server(
-        None, "File of prompts to compute before the first request, one JSON object per line."
-    )
-    lora_modules: list[str] | None = _server(
-        None, "Serve a LoRA adapter under its own model name: NAME=DIRECTORY; may be repeated."
-    )
+    api_key: str | None = _server(None, envvar="OSTINATO_API_KEY")
+    """One key that every caller sends, in place of --keys-file."""
+    prewarm: str | None = _server(None)
+    """File of prompts to compute before the first request, one JSON object per line."""
+    lora_modules: list[str] | None = _server(None)
+    """Serve a LoRA adapter under its own model name: NAME=DIRECTORY; may be repeated."""
 
 
 def run(

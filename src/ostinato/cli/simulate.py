@@ -10,7 +10,7 @@ from ostinato.cli.options.cost_options import CostOptions, MachineOptions
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output import simulation_output as output
 from ostinato.cli.output.report_folder import open_folder
-from ostinato.cli.output.tables import print_json
+from ostinato.cli.output.tables import print_json, progress_bar
 from ostinato.core.config import SchedulerConfig, check_minimum
 from ostinato.core.errors import ConfigError
 from ostinato.lab.replay.replay import Replay
@@ -131,13 +131,13 @@ def run(
     disk = _disk(tiers, tier_speed, kv)
     open_folder(out)
     total = len(traffic) * num_replays(len(sizes), len(policies), kv)
-    with source.progress_bar("Hits", total) as advance:
+    with progress_bar("Hits", total) as advance:
         simulation = simulate(traffic, sizes, policies, advance, kv)
     if disk is not None:
-        with source.progress_bar("Disk", len(traffic) * len(sizes)) as advance:
+        with progress_bar("Disk", len(traffic) * len(sizes)) as advance:
             add_disk(simulation, disk, advance)
     if bounds:
-        with source.progress_bar("Bounds", 2 * len(traffic) * len(sizes)) as advance:
+        with progress_bar("Bounds", 2 * len(traffic) * len(sizes)) as advance:
             add_bounds(simulation, advance)
     if recording is not None:
         simulation.replayed = Replay(recording).run()
@@ -234,7 +234,7 @@ def _add_times(
     scheduling = SchedulerConfig(max_num_batched_tokens=_STEP_TOKENS)
     states = _states(simulation.kv, blocks, trace.block_tokens, scheduling)
     runs = _timed_runs(simulation, states is not None)
-    with source.progress_bar("Times", len(trace) * len(runs)) as advance:
+    with progress_bar("Times", len(trace) * len(runs)) as advance:
         for name, enabled, policy, disk in runs:
             cache = PrefixCacheConfig(
                 num_blocks=blocks,

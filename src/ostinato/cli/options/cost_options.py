@@ -53,12 +53,9 @@ _REPEATS = 3
 class MachineOptions:
     """The GPUs of one replica."""
 
-    gpu: str | None = _machine(None, f"{', '.join(GPUS)}; h100 by default.", "--gpu")
-    gpus: int | None = _machine(
-        None,
-        "GPUs of one replica (tensor parallelism); by default as few as hold the weights.",
-        "--gpus",
-    )
+    gpu: str | None = _machine(None, f"{', '.join(GPUS)}; h100 by default.")
+    gpus: int | None = _machine(None)
+    """GPUs of one replica (tensor parallelism); by default as few as hold the weights."""
     weights: str | None = _machine(
         None, f"Format of the weights: {', '.join(WEIGHT_FORMATS)}. auto takes the config's."
     )
@@ -74,9 +71,12 @@ class MachineOptions:
         None,
         f"Share of the memory bandwidth that decoding reaches; {MEMORY_SHARE} by default.",
     )
-    gpu_tflops: float | None = _machine(None, "Peak TFLOP/s in bfloat16, instead of --gpu's.")
-    gpu_bandwidth: float | None = _machine(None, "TB/s of its memory, instead of --gpu's.")
-    gpu_memory: str | None = _machine(None, "Memory of one GPU, such as 80GiB, instead of --gpu's.")
+    gpu_tflops: float | None = _machine(None)
+    """Peak TFLOP/s in bfloat16, instead of --gpu's."""
+    gpu_bandwidth: float | None = _machine(None)
+    """TB/s of its memory, instead of --gpu's."""
+    gpu_memory: str | None = _machine(None)
+    """Memory of one GPU, such as 80GiB, instead of --gpu's."""
 
     @property
     def given(self) -> list[str]:
@@ -102,14 +102,14 @@ class MachineOptions:
 class CostOptions:
     """The cost of a step: derived, given, measured here, or assumed."""
 
-    step_ms: float | None = _cost(None, "Fixed milliseconds per step.")
-    prefill_rate: float | None = _cost(None, "Prompt tokens per second, without attention.")
-    attention_doubles: float | None = _cost(
-        None, "Context, in tokens, at which attention costs as much as everything else."
-    )
-    measure: str | None = _cost(
-        None, "Measure this model on this machine instead; takes some seconds."
-    )
+    step_ms: float | None = _cost(None)
+    """Fixed milliseconds per step."""
+    prefill_rate: float | None = _cost(None)
+    """Prompt tokens per second, without attention."""
+    attention_doubles: float | None = _cost(None)
+    """Context, in tokens, at which attention costs as much as everything else."""
+    measure: str | None = _cost(None)
+    """Measure this model on this machine instead; takes some seconds."""
 
     def check(self, machine: MachineOptions) -> None:
         """Check the options before anything is read.
@@ -206,12 +206,8 @@ def measure_cost(model: str, **settings: int) -> CostModel:
     return cost
 
 
-@dataclass(frozen=True, slots=True)
-class _Wave:
-    """Prompts sent together, and the number of tokens each generates."""
-
-    prompts: list[list[int]]
-    num_new: list[int]
+_Wave = list[tuple[list[int], int]]
+"""Prompts sent together, each with the number of tokens that it generates."""
 
 
 def _waves(longest: int) -> Iterator[_Wave]:
@@ -228,20 +224,19 @@ def _waves(longest: int) -> Iterator[_Wave]:
 
     for length in _LENGTHS:
         if length < longest:
-            yield _Wave([prompt(length)], [1])
+            yield [(prompt(length), 1)]
     head = prompt(min(_LENGTHS[-1], (longest - _NEW_TOKENS) // 2))
     for length in _TAILS:
         if len(head) + length + _FEW_TOKENS <= longest:
-            yield _Wave([head + prompt(length)], [_FEW_TOKENS])
+            yield [(head + prompt(length), _FEW_TOKENS)]
     for batch in (1, _CROWD):
-        yield _Wave([prompt(_SHORT) for _ in range(batch)], [_NEW_TOKENS] * batch)
+        yield [(prompt(_SHORT), _NEW_TOKENS) for _ in range(batch)]
         if len(head) + _SHORT + _NEW_TOKENS <= longest:
-            yield _Wave([head + prompt(_SHORT) for _ in range(batch)], [_NEW_TOKENS] * batch)
+            yield [(head + prompt(_SHORT), _NEW_TOKENS) for _ in range(batch)]
     room = min(_TAILS[-1], longest - len(head) - _NEW_TOKENS)
     if room > 0:
         tails = [prompt(draw.randint(1, room)) for _ in range(4 * _CROWD)]
-        num_new = [draw.randint(2, _NEW_TOKENS) for _ in tails]
-        yield _Wave([head + tail for tail in tails], num_new)
+        yield [(head + tail, draw.randint(2, _NEW_TOKENS)) for tail in tails]
 
 
 def _serve(llm: "LLM", waves: list[_Wave]) -> None:
@@ -251,9 +246,9 @@ def _serve(llm: "LLM", waves: list[_Wave]) -> None:
     for wave in waves:
         params = [
             SamplingParams(max_tokens=num_new, temperature=0, ignore_eos=True, detokenize=False)
-            for num_new in wave.num_new
+            for _, num_new in wave
         ]
-        prompts: list[PromptDict] = [{"prompt_token_ids": prompt} for prompt in wave.prompts]
+        prompts: list[PromptDict] = [{"prompt_token_ids": prompt} for prompt, _ in wave]
         llm.generate(prompts, params, use_tqdm=False)
 
 

@@ -39,11 +39,6 @@ Model = Annotated[
 _sampling = partial(option, panel="Sampling")
 
 
-def _of_the_model(help: str, off: int) -> Any:
-    """Return an option whose default is the model's own value, or the one that is off."""
-    return _sampling(None, f"{help}; {off} is off; by default the model's own, or {off}.")
-
-
 MAX_TOKENS = 200
 TEMPERATURE = 0.8
 """What a terminal shows of a model that says nothing about generation."""
@@ -76,21 +71,26 @@ class SamplingOptions:
         "--temperature",
         "-t",
     )
-    top_p: float | None = _of_the_model(
-        "Sample from the likeliest tokens that together have this probability", off=1
-    )
-    top_k: int | None = _of_the_model("Sample from this many of the likeliest tokens", off=0)
-    min_p: float | None = _of_the_model(
-        "Drop tokens less likely than this share of the likeliest", off=0
-    )
-    presence_penalty: float = _sampling(
-        0.0, "Lower the logit of every token generated so far, once."
-    )
-    frequency_penalty: float = _sampling(0.0, "Lower it for each time that it was generated.")
-    repetition_penalty: float | None = _of_the_model(
-        "Divide logits of tokens seen so far, prompt included", off=1
-    )
-    seed: int | None = _sampling(None, "The same seed gives the same text.")
+    top_p: float | None = _sampling(None)
+    """Sample from the likeliest tokens that together have this probability; 1 is off; by default
+    the model's own, or 1.
+    """
+    top_k: int | None = _sampling(None)
+    """Sample from this many of the likeliest tokens; 0 is off; by default the model's own, or 0."""
+    min_p: float | None = _sampling(None)
+    """Drop tokens less likely than this share of the likeliest; 0 is off; by default the model's
+    own, or 0.
+    """
+    presence_penalty: float = _sampling(0.0)
+    """Lower the logit of every token generated so far, once."""
+    frequency_penalty: float = _sampling(0.0)
+    """Lower it for each time that it was generated."""
+    repetition_penalty: float | None = _sampling(None)
+    """Divide logits of tokens seen so far, prompt included; 1 is off; by default the model's own,
+    or 1.
+    """
+    seed: int | None = _sampling(None)
+    """The same seed gives the same text."""
     stop: list[str] | None = _sampling(
         None, "Stop before this text; may be repeated. In most shells $'\\n' is a line break."
     )

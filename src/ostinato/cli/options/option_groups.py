@@ -4,7 +4,8 @@ A parameter that is annotated with a dataclass is replaced by an option for each
 
     @dataclass(frozen=True)
     class Sampling:
-        max_tokens: int = option(200, "Maximum tokens to generate.")
+        max_tokens: int = option(200)
+        '''Maximum tokens to generate.'''       # the help
         temperature: Temperature = 0.8          # or an annotated type, as in Typer
 
     @app.command()  # of a GroupedTyper
@@ -16,6 +17,7 @@ with ``SettingOptions`` has an option for each setting of an engine, a server or
 """
 
 import inspect
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import Field, field, fields, is_dataclass
 from functools import wraps
@@ -25,14 +27,15 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ostinato.cli.options.setting_options import SettingOptions
+from ostinato.cli.options.setting_texts import field_docstrings
 
 
-def option(default: Any, help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+def option(default: Any, help: str = "", *names: str, panel: str | None = None, **more: Any) -> Any:
     """Return the default of an option: a parameter of a command, or a field of a group.
 
     Args:
         default: Default value.
-        help: Help text.
+        help: Help text; that of a group's field is its docstring if none is given here.
         *names: Flags, such as ``--echo/--no-echo``; by default the parameter's name.
         panel: Heading in the command's help.
         **more: Keywords of ``typer.Option``.
@@ -86,6 +89,10 @@ def grouped(run: Callable[..., None]) -> Callable[..., None]:
 def _options(kind: type) -> list[Parameter]:
     """Return a group's options, in the order of its fields; each has a default."""
     hints = get_type_hints(kind, include_extras=True)
+    texts = ChainMap(*(field_docstrings(each) for each in kind.__mro__ if is_dataclass(each)))
+    for each in fields(kind):
+        if each.name in texts and "option" in each.metadata:
+            each.metadata["option"].help = texts[each.name]
     return [_parameter(each.name, hints[each.name], each) for each in fields(kind)]
 
 

@@ -26,13 +26,18 @@ def setting_texts(kind: type) -> dict[str, str]:
     One that is the setting of another dataclass, or inherited, has that one's docstring unless it
     has its own.
     """
-    own = _docstrings(sys.modules[kind.__module__]).get(kind.__name__, {})
+    own = field_docstrings(kind)
     texts = {}
     for name, known in setting_fields(kind).items():
         origins = (known.metadata.get("origin"), *kind.__mro__[1:-1])
         inherited = (setting_texts(one).get(name) for one in origins if one is not None)
         texts[name] = own.get(name) or next(filter(None, inherited), "")
     return texts
+
+
+def field_docstrings(kind: type) -> dict[str, str]:
+    """Return the docstrings of a class's own fields, each in one line."""
+    return _docstrings(sys.modules[kind.__module__]).get(kind.__name__, {})
 
 
 @cache

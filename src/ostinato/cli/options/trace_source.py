@@ -1,7 +1,6 @@
 """Options for reading a trace, and one line about it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -9,11 +8,9 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from ostinato.cli.options.config_source import load_config
 from ostinato.cli.options.option_groups import option
-from ostinato.cli.output.tables import progress_at
 from ostinato.core.config import check_minimum, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.log.lines import BrokenLine, OnBroken
@@ -53,18 +50,14 @@ class TraceOptions:
         "-b",
     )
     skip_broken: SkipBroken = False
-    tokenizer: str | None = option(
-        None, "For logs of requests: the model whose tokenizer and chat template to use."
-    )
-    timestamp_unit: str = option(
-        "auto",
-        "Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests.",
-    )
-
-    first: int | None = option(None, "Use only this many requests, from the start of the trace.")
-    image: str = option(
-        "", "For logs of requests with images: their size, such as 1024x768; needs --model."
-    )
+    tokenizer: str | None = option(None)
+    """For logs of requests: the model whose tokenizer and chat template to use."""
+    timestamp_unit: str = option("auto")
+    """Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests."""
+    first: int | None = option(None)
+    """Use only this many requests, from the start of the trace."""
+    image: str = option("")
+    """For logs of requests with images: their size, such as 1024x768; needs --model."""
 
     def open(self, path: Path, model: str | None) -> BlockTrace:
         """Read a trace, a log with the model's tokenizer, and list skipped lines on stderr.
@@ -129,15 +122,6 @@ def describe(trace: BlockTrace) -> str:
         f"{count(trace.num_lookups, 'block')} of {count(trace.block_tokens, 'token')}, "
         f"{trace.num_distinct:,} of them distinct"
     )
-
-
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr; yields the function that advances it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with progress_at(Console(stderr=True), *columns, TimeRemainingColumn()) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda steps: progress.advance(task, steps)
 
 
 def _tokenizer(model: str, num_image_tokens: int | None = None) -> Tokenizer:

@@ -5,6 +5,7 @@ A table cuts no figure: columns that are too many for the terminal follow in a s
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -14,7 +15,14 @@ import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
-from rich.progress import Progress, ProgressColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -134,6 +142,15 @@ def progress_at(console: Console, *columns: ProgressColumn) -> Progress:
     """Return a progress bar that leaves nothing behind, and is shown at a terminal alone."""
     hidden = console.quiet or not console.is_terminal
     return Progress(*columns, console=console, transient=True, disable=hidden)
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on stderr; yields the function that advances it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with progress_at(Console(stderr=True), *columns, TimeRemainingColumn()) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda steps: progress.advance(task, steps)
 
 
 def attributes(source: object, *names: str) -> dict[str, Any]:
