@@ -14,8 +14,7 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.eviction import make_policy
 from ostinato.eviction.classic_order import ClassicPool
-from ostinato.eviction.learned_policy import LearnedPolicy
-from ostinato.eviction.reuse_hazard import MissObserver
+from ostinato.eviction.reuse_hazard import MissObserver, ReuseHazard
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.checkpoint import LeastSavedWork
 from ostinato.hybrid.layer_group import LayerGroup, StateCopies
@@ -151,7 +150,7 @@ def build_cache(
     if config.num_ghost_blocks and config.enable_prefix_caching:
         ghost = Ghost(config, clock, counters.stats.first, shares.policies)
         observers.append(ghost)
-    if all(isinstance(policy, LearnedPolicy) for policy in shares.policies):
+    if all(isinstance(policy, ReuseHazard) for policy in shares.policies):
         observers.append(MissObserver(shares, config.block_size, clock))
     observers += more_observers
     manager = make_manager(config, clock, digest, shares, observers, public, epoch, make_index)

@@ -36,8 +36,8 @@ from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed, RequestSumma
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.identity import PrefixKey
 from ostinato.core.request import RequestContext
+from ostinato.eviction.ghost_list import EvictedRun, GhostList
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
-from ostinato.eviction.learned_policy import MANY_USES, EvictedRun, GhostList, LearnedPolicy
 from ostinato.eviction.lifetimes import (
     NO_LEAVES,
     Cohort,
@@ -60,6 +60,7 @@ _MANY_USES = _USES[-1] + 1
 _FIRST_CLASS = [bisect_left(_USES, uses) * _CLASSES_PER_USES for uses in range(_MANY_USES + 1)]
 """The first class by number of uses, up to ``_MANY_USES``; more count as that."""
 
+_MANY_SHARERS = 20  # what was used more often says nothing of one conversation's pace
 _AGES_S = EDGES_S[1:-1]
 _BATCH_OF = attrgetter("policy_state.batch")
 
@@ -236,7 +237,7 @@ class ReuseHazard(LeastRecentlyUsed):
             self._end(run, requested=False)
         if summary is not None:
             gap_s = self._clock() - run.idle_since_s
-            summary.gap_s = gap_s if run.uses < MANY_USES else None
+            summary.gap_s = gap_s if run.uses < _MANY_SHARERS else None
         return run.uses, run.num_blocks
 
     def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
@@ -389,10 +390,10 @@ class MissObserver(CacheObserver):
         entry = table.hit_entry
         if entry is not None and entry.idle_tick:
             gap_s = self._clock() - entry.idle_since_s
-            table.summary.gap_s = gap_s if entry.uses < MANY_USES else None
+            table.summary.gap_s = gap_s if entry.uses < _MANY_SHARERS else None
         num_requested = (len(table.key.tokens) - 1) // self._block_size
         if num_requested and table.writes and not context.is_readmission:
-            policy = cast(LearnedPolicy, self._shares.policy_of(table.tenant))
+            policy = cast(ReuseHazard, self._shares.policy_of(table.tenant))
             policy.look_up(
                 table.key, table.num_published, num_requested, self._block_size, table.summary
             )

@@ -1,6 +1,6 @@
-"""What policies that learn remember of the traffic, and tell the ghost.
+"""What was evicted recently: a ghost list.
 
-What was evicted recently is remembered, so that its return can be noticed. A bounded list of runs
+It is remembered, so that its return can be noticed. A bounded list of runs
 of blocks, found by their place in the sequence and their first block's tokens. Later tokens are
 compared; what came before the run is not, so a run may be taken for another one at the same place:
 the policy errs by a count, and no request gets a wrong token.
@@ -8,10 +8,9 @@ the policy errs by a count, and no request gets a wrong token.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
@@ -114,33 +113,3 @@ class GhostList(Generic[Note]):
         run = self._runs.pop(name)
         self.num_blocks -= run.num_blocks
         return run
-
-
-MANY_USES = 20
-"""Content that was used more often is shared: it says nothing of one conversation's pace."""
-
-
-@runtime_checkable
-class LearnedPolicy(Protocol):
-    """A policy that learns from the whole traffic, and what it can tell of it."""
-
-    @property
-    def lru_lead(self) -> int:
-        """Blocks that hit and would have missed under LRU, less the opposite."""
-
-    def look_up(
-        self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
-    ) -> None:
-        """Note that a request asks for ``last`` blocks, and those from ``first`` on are missing.
-
-        Called once per request, when it holds what it found and before anything is evicted.
-        """
-
-    def request_class(self, summary: RequestSummary) -> int:
-        """Return the class of what a request releases, uses left out."""
-
-    def row_of(self, request_class: int, uses: int) -> int:
-        """Return where the index of a block's class begins."""
-
-    def worth(self, row: int, age_s: float) -> float:
-        """Return what a block is worth that was released so long ago."""
