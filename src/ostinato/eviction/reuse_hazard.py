@@ -88,7 +88,7 @@ class ReuseHazard(LeastRecentlyUsed):
         self._table = HazardTable(_SHAPE)
         self._lives = LifetimeStats(self._table)
         self.shadow = LruShadow(self._lives, self._aged)
-        self._memory = GhostList[Cohort](_MEMORY * num_blocks, self._dropped)
+        self._memory = GhostList(_MEMORY * num_blocks, self._dropped)
         self._heaps = VictimHeap(self._table.index), VictimHeap(self._table.index)
         """What LRU does not hold, and what it holds: ``ReleaseBatch.is_recent`` is the place."""
         self._turn: RequestSummary | None = None
@@ -291,7 +291,7 @@ class ReuseHazard(LeastRecentlyUsed):
         assert offered == listed, "a leaf belongs to no cohort"
         open_lives = Counter[Cohort]()
         lives = [(entry.policy_state, entry.num_blocks) for entry in self]
-        lives += [(run.note, run.num_blocks) for run in self._memory.runs()]
+        lives += [(run.cohort, run.num_blocks) for run in self._memory.runs()]
         for cohort, num_blocks in lives:
             open_lives[cohort] += num_blocks
         assert all(cohort.num_open == count for cohort, count in open_lives.items())
@@ -318,15 +318,15 @@ class ReuseHazard(LeastRecentlyUsed):
             for heap in self._heaps:
                 heap.reorder()
 
-    def _end(self, run: EvictedRun[Cohort], *, requested: bool) -> None:
+    def _end(self, run: EvictedRun, *, requested: bool) -> None:
         """End lives of evicted blocks: they are published again, or requested."""
-        run.note.num_reused += run.num_blocks
+        run.cohort.num_reused += run.num_blocks
         self._dropped(run, requested=requested)
 
-    def _dropped(self, run: EvictedRun[Cohort], *, requested: bool = False) -> None:
+    def _dropped(self, run: EvictedRun, *, requested: bool = False) -> None:
         """End lives that are no longer remembered; they count for as long as they were."""
-        run.note.num_open -= run.num_blocks
-        self.shadow.close(run.note.batch, run.num_blocks, cached=False, requested=requested)
+        run.cohort.num_open -= run.num_blocks
+        self.shadow.close(run.cohort.batch, run.num_blocks, cached=False, requested=requested)
 
     def _advance(self, now_s: float) -> None:
         """Age cohorts, and move them into other cells."""
@@ -366,9 +366,9 @@ class ReuseHazard(LeastRecentlyUsed):
                 self._heaps[cohort.batch.is_recent].discard(cohort, cohort.cell)
 
 
-def _looked_up(summary: RequestSummary, first: int, max_blocks: int) -> EvictedRun[Cohort] | None:
+def _looked_up(summary: RequestSummary, first: int, max_blocks: int) -> EvictedRun | None:
     """Remove and return what a request's look-up has found of a block and those after it."""
-    recalled: list[EvictedRun[Cohort]] = summary.recalled
+    recalled: list[EvictedRun] = summary.recalled
     while recalled and recalled[0].start <= first:
         run = recalled.pop(0)
         if run.start == first:  # else another request has published it meanwhile
