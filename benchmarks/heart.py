@@ -12,8 +12,8 @@ Six scenes, in both indexes, in blocks of 16 tokens:
 * ``miss``: 32,768 new tokens, packed, published;
 * ``decode``: a step in which 64 sequences get a token each (here the figure is per step);
 * ``request``: 2,048 tokens that are cached and 32 that are not, from ``Scheduler.add`` to the end
-  of a request that is answered with one token: a look-up when it comes, another when it is
-  admitted, admission, publication, the plan for the runner and the release;
+  of a request that is answered with one token: a look-up when it comes, which is still true when
+  it is admitted, admission, publication, the plan for the runner and the release;
 * ``steps``: a step of 64 decodes again, through the scheduler, plan and commit.
 
 Times are CPU time of the process, with the garbage collector off. Each round is a process of its

@@ -21,8 +21,7 @@ BUDGETS = {"core": 555, "cache": 1_301, "sched": 767}
 """Code lines: without blank lines, comments and docstrings, so that explaining costs nothing.
 
 Those of ``sched`` include the rows of drafts, which a step computes and commits one by one, and the
-forks of running sequences, by which beams continue; those of ``core`` what a mean of hidden states
-needs, said once for the rooms that ask.
+forks of running sequences, by which beams continue.
 """
 
 

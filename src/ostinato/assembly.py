@@ -14,8 +14,7 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.eviction import make_policy
 from ostinato.eviction.classic_order import ClassicPool
-from ostinato.eviction.learned_policy import LearnedPolicy
-from ostinato.eviction.reuse_hazard import MissObserver
+from ostinato.eviction.reuse_hazard import MissObserver, ReuseHazard
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.checkpoint import LeastSavedWork
 from ostinato.hybrid.layer_group import LayerGroup, StateCopies
@@ -38,7 +37,7 @@ from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.learned_prices import LearnedPrices, StepTimer
 from ostinato.scheduling.ranked_orders import LongestPrefixFirst, ShortestFirst
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
-from ostinato.tenants.cache_admin import CacheAdmin, Erasable, PublicPrefixes
+from ostinato.tenants.cache_admin import CacheAdmin, PublicPrefixes
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.lease_limits import MIN_STATE_SLOTS
 from ostinato.tenants.shares import TenantShares
@@ -137,7 +136,6 @@ def build_cache(
     """
     policy = policy or partial(make_policy, config.eviction_policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
-    leases, public = LeaseBook(clock), PublicPrefixes()
     observers: list[CacheObserver] = [counters, hits]
     if config.keep_explanations:
         observers.append(history)
@@ -151,16 +149,13 @@ def build_cache(
     if config.num_ghost_blocks and config.enable_prefix_caching:
         ghost = Ghost(config, clock, counters.stats.first, shares.policies)
         observers.append(ghost)
-    if all(isinstance(policy, LearnedPolicy) for policy in shares.policies):
+    if all(isinstance(policy, ReuseHazard) for policy in shares.policies):
         observers.append(MissObserver(shares, config.block_size, clock))
     observers += more_observers
+    public = PublicPrefixes()
     manager = make_manager(config, clock, digest, shares, observers, public, epoch, make_index)
-    erasables: list[Erasable] = [counters, history]
-    if recorder is not None:
-        erasables.append(recorder)
-    if ghost is not None:
-        erasables.append(ghost)
-    admin = CacheAdmin(config, manager, leases, public, erasables)
+    erasables = [known for known in (counters, history, recorder, ghost) if known is not None]
+    admin = CacheAdmin(config, manager, LeaseBook(clock), public, erasables)
     return PrefixCache(config, manager, admin, history, hits, events, ghost, counters, recorder)
 
 
@@ -189,8 +184,14 @@ def make_manager(
             min_blocks = window_blocks(window.window, config.block_size)
             pool = make_group_pool(config, window.num_blocks, min_blocks, clock, observers, group)
             groups.append(WindowGroup(window.window, pool, hasher))
-        if config.states is not None:
-            groups.append(make_states(config, clock, observers, copies, hasher, orphans))
+        if (states := config.states) is not None:
+            place = len(config.windows)
+            pool = make_group_pool(
+                config, states.num_slots, MIN_STATE_SLOTS, clock, observers, place + 1
+            )
+            placement = Placement(states.sparse_checkpoints)
+            cuts = StateCuts(states, placement, place)
+            groups.append(StateGroup(pool, hasher, copies, cuts, placement, orphans))
         return groups
 
     if make_index is None:
@@ -202,23 +203,6 @@ def make_manager(
     if config.windows or has_states:
         return HybridCacheManager(make_groups, *arguments)
     return CacheManager(*arguments)
-
-
-def make_states(
-    config: PrefixCacheConfig,
-    clock: Clock,
-    observers: Observers,
-    copies: StateCopies,
-    hasher: BlockHasher,
-    orphans: OrphanObserver,
-) -> StateGroup:
-    """Make the group of layers that keep states."""
-    states, number = config.states, len(config.windows)
-    assert states is not None
-    pool = make_group_pool(config, states.num_slots, MIN_STATE_SLOTS, clock, observers, number + 1)
-    placement = Placement(states.sparse_checkpoints)
-    cuts = StateCuts(states, placement, number)
-    return StateGroup(pool, hasher, copies, cuts, placement, orphans)
 
 
 def make_shares(

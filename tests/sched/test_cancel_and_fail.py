@@ -116,6 +116,3 @@ def test_a_prompt_from_which_nothing_can_be_sampled_ends_all_its_continuations(i
     tiny.step()
     assert tiny.reasons == {"one": "error", "one/1": "error", "one/2": "error"}
     tiny.checks.nothing_runs()
-
-
-# --- the discipline of steps ----------------------------------------------------------------------

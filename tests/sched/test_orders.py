@@ -93,9 +93,6 @@ def test_no_prompt_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
     assert asked
 
 
-# --- the walk itself ------------------------------------------------------------------------
-
-
 # --- fair share -----------------------------------------------------------------------------
 
 

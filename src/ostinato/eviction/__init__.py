@@ -2,8 +2,7 @@
 
 Files in reading order:
 
-* ``learned_policy``: what policies that learn remember of evicted blocks, and what they tell the
-  ghost
+* ``ghost_list``: what is remembered of evicted blocks
 * ``classic_order``: a pool that allocates what was released longest ago, cached or not
 * ``hazard_table``: what a block of a class and an age is worth
 * ``lifetimes``: counts how long it takes until blocks are used again, finds those that are worth

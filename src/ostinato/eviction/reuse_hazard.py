@@ -36,8 +36,8 @@ from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed, RequestSumma
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.identity import PrefixKey
 from ostinato.core.request import RequestContext
+from ostinato.eviction.ghost_list import EvictedRun, GhostList
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
-from ostinato.eviction.learned_policy import MANY_USES, EvictedRun, GhostList, LearnedPolicy
 from ostinato.eviction.lifetimes import (
     NO_LEAVES,
     Cohort,
@@ -60,6 +60,7 @@ _MANY_USES = _USES[-1] + 1
 _FIRST_CLASS = [bisect_left(_USES, uses) * _CLASSES_PER_USES for uses in range(_MANY_USES + 1)]
 """The first class by number of uses, up to ``_MANY_USES``; more count as that."""
 
+_MANY_SHARERS = 20  # what was used more often says nothing of one conversation's pace
 _AGES_S = EDGES_S[1:-1]
 _BATCH_OF = attrgetter("policy_state.batch")
 
@@ -87,7 +88,7 @@ class ReuseHazard(LeastRecentlyUsed):
         self._table = HazardTable(_SHAPE)
         self._lives = LifetimeStats(self._table)
         self.shadow = LruShadow(self._lives, self._aged)
-        self._memory = GhostList[Cohort](_MEMORY * num_blocks, self._dropped)
+        self._memory = GhostList(_MEMORY * num_blocks, self._dropped)
         self._heaps = VictimHeap(self._table.index), VictimHeap(self._table.index)
         """What LRU does not hold, and what it holds: ``ReleaseBatch.is_recent`` is the place."""
         self._turn: RequestSummary | None = None
@@ -236,7 +237,7 @@ class ReuseHazard(LeastRecentlyUsed):
             self._end(run, requested=False)
         if summary is not None:
             gap_s = self._clock() - run.idle_since_s
-            summary.gap_s = gap_s if run.uses < MANY_USES else None
+            summary.gap_s = gap_s if run.uses < _MANY_SHARERS else None
         return run.uses, run.num_blocks
 
     def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
@@ -290,7 +291,7 @@ class ReuseHazard(LeastRecentlyUsed):
         assert offered == listed, "a leaf belongs to no cohort"
         open_lives = Counter[Cohort]()
         lives = [(entry.policy_state, entry.num_blocks) for entry in self]
-        lives += [(run.note, run.num_blocks) for run in self._memory.runs()]
+        lives += [(run.cohort, run.num_blocks) for run in self._memory.runs()]
         for cohort, num_blocks in lives:
             open_lives[cohort] += num_blocks
         assert all(cohort.num_open == count for cohort, count in open_lives.items())
@@ -317,15 +318,15 @@ class ReuseHazard(LeastRecentlyUsed):
             for heap in self._heaps:
                 heap.reorder()
 
-    def _end(self, run: EvictedRun[Cohort], *, requested: bool) -> None:
+    def _end(self, run: EvictedRun, *, requested: bool) -> None:
         """End lives of evicted blocks: they are published again, or requested."""
-        run.note.num_reused += run.num_blocks
+        run.cohort.num_reused += run.num_blocks
         self._dropped(run, requested=requested)
 
-    def _dropped(self, run: EvictedRun[Cohort], *, requested: bool = False) -> None:
+    def _dropped(self, run: EvictedRun, *, requested: bool = False) -> None:
         """End lives that are no longer remembered; they count for as long as they were."""
-        run.note.num_open -= run.num_blocks
-        self.shadow.close(run.note.batch, run.num_blocks, cached=False, requested=requested)
+        run.cohort.num_open -= run.num_blocks
+        self.shadow.close(run.cohort.batch, run.num_blocks, cached=False, requested=requested)
 
     def _advance(self, now_s: float) -> None:
         """Age cohorts, and move them into other cells."""
@@ -365,9 +366,9 @@ class ReuseHazard(LeastRecentlyUsed):
                 self._heaps[cohort.batch.is_recent].discard(cohort, cohort.cell)
 
 
-def _looked_up(summary: RequestSummary, first: int, max_blocks: int) -> EvictedRun[Cohort] | None:
+def _looked_up(summary: RequestSummary, first: int, max_blocks: int) -> EvictedRun | None:
     """Remove and return what a request's look-up has found of a block and those after it."""
-    recalled: list[EvictedRun[Cohort]] = summary.recalled
+    recalled: list[EvictedRun] = summary.recalled
     while recalled and recalled[0].start <= first:
         run = recalled.pop(0)
         if run.start == first:  # else another request has published it meanwhile
@@ -389,10 +390,10 @@ class MissObserver(CacheObserver):
         entry = table.hit_entry
         if entry is not None and entry.idle_tick:
             gap_s = self._clock() - entry.idle_since_s
-            table.summary.gap_s = gap_s if entry.uses < MANY_USES else None
+            table.summary.gap_s = gap_s if entry.uses < _MANY_SHARERS else None
         num_requested = (len(table.key.tokens) - 1) // self._block_size
         if num_requested and table.writes and not context.is_readmission:
-            policy = cast(LearnedPolicy, self._shares.policy_of(table.tenant))
+            policy = cast(ReuseHazard, self._shares.policy_of(table.tenant))
             policy.look_up(
                 table.key, table.num_published, num_requested, self._block_size, table.summary
             )

@@ -18,7 +18,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.request import IDLE_WORK, RequestContext
-from ostinato.eviction.learned_policy import LearnedPolicy
+from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.ghost.estimator import LEARNED, PLAYED, Coverage, PairedEstimator
 from ostinato.ghost.sampler import SampledRequest, Sampler
 from ostinato.ghost.sampling_window import WINDOW_BLOCKS, SamplingPlan, SamplingWindow
@@ -89,7 +89,7 @@ class Ghost(CacheObserver):
         """
         self.seed, self.is_sampling = 0, False
         self._config, self._clock, self._counts = config, clock, counts
-        self._learned = [policy for policy in policies if isinstance(policy, LearnedPolicy)]
+        self._learned = [policy for policy in policies if isinstance(policy, ReuseHazard)]
         self._plan: SamplingPlan | None = None
         self._estimators: dict[Candidate, PairedEstimator] = {}
         self._num_seen, self._due, self._next_period = 0, _FIRST, 0
@@ -158,16 +158,12 @@ class Ghost(CacheObserver):
         while self.rest():
             pass
 
-    def on_clear(self, everything: bool) -> None:
-        """Drop what was sampled."""
-        self.clear()
-
     def erase(self, tenant: bytes) -> int:
         """Drop what was sampled, of any tenant."""
-        self.clear()
+        self.on_clear(everything=False)
         return 0
 
-    def clear(self) -> None:
+    def on_clear(self, everything: bool) -> None:
         """Drop what was sampled; estimates stay, since they name no request."""
         self._window, self.is_sampling = None, False
         self._watched.clear()

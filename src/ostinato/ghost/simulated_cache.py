@@ -11,24 +11,11 @@ Source: Waldspurger, Saemundsson, Ahmad, Park, Cache modeling and optimization u
 simulations, ATC 2017.
 """
 
-from typing import Protocol
-
-from ostinato.eviction.learned_policy import LearnedPolicy
+from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.ghost.sampler import SampledRequest
 
 _RANKED_SHARE = 16
 """One ranking names a sixteenth of the blocks as the next victims."""
-
-
-class SimulatedCache(Protocol):
-    """A cache that replays sampled requests."""
-
-    def serve(self, request: SampledRequest) -> int:
-        """Look a request's blocks up, insert what is missing, and release them.
-
-        Returns:
-            How many of those that were looked up were found.
-        """
 
 
 class LruSimulation:
@@ -83,7 +70,7 @@ class LearnedPolicySimulation:
     It evicts the leaves that are worth least, without a budget against LRU.
     """
 
-    def __init__(self, num_blocks: int, learned: LearnedPolicy) -> None:
+    def __init__(self, num_blocks: int, learned: ReuseHazard) -> None:
         """Start empty."""
         self._num_blocks = num_blocks
         self._learned = learned
@@ -154,3 +141,7 @@ class LearnedPolicySimulation:
             (released_s, block) for _, released_s, _, block in leaves[:num_ranked][::-1]
         ]
         return bool(self._victims)
+
+
+SimulatedCache = LruSimulation | LearnedPolicySimulation
+"""A cache that replays sampled requests; ``serve`` returns how many requested blocks it found."""

@@ -75,7 +75,11 @@ class LayerGroup(Contents, Protocol):
         """Return the longest prefix, up to ``num_blocks``, that it can continue; no effects."""
 
     def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> CacheEntry | None:
-        """Return the cached block of that name after a sequence's first ones, to copy from."""
+        """Return the cached block of that name after a sequence's first ones, to copy from.
+
+        By default there is none: nothing is kept within a block.
+        """
+        return None
 
     def kept(self, key: PrefixKey, num_blocks: int) -> list[tuple[int, int]]:
         """List what is cached for hits of a prefix that hits with ``num_blocks`` blocks.
@@ -91,7 +95,8 @@ class LayerGroup(Contents, Protocol):
         """Return how many tokens could have slots if a hit of ``num_blocks`` blocks were held."""
 
     def room_to_grow(self, held: Any, num_tokens: int) -> int:
-        """Return how many of a sequence's first ``num_tokens`` could have slots."""
+        """Return how many of a sequence's first ``num_tokens`` could have slots: here all."""
+        return num_tokens
 
     def num_to_fork(self, held: Any, num_blocks: int) -> int:
         """Return how many blocks a fork of a sequence would allocate."""
@@ -113,7 +118,8 @@ class LayerGroup(Contents, Protocol):
         """
 
     def publish_partial(self, table: BlockTable, held: Any, num_blocks: int, text: bytes) -> None:
-        """Make a partial last block findable."""
+        """Make a partial last block findable, if the group keeps any."""
+        return None
 
     def settle(self, table: BlockTable, held: Any) -> None:
         """Note that the step has run; release what the next one does not need."""

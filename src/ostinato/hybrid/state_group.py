@@ -131,10 +131,6 @@ class StateGroup(LayerGroup):
                 return end
         return 0
 
-    def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> None:
-        """Find nothing: no state is kept within a block."""
-        return None
-
     def kept(self, key: PrefixKey, num_blocks: int) -> list[tuple[int, int]]:
         """List the slots of all checkpoints of a prefix, each by the unit that ends with it."""
         digests, unit = self._hasher.digests(key, num_blocks), self._blocks_per_unit
@@ -149,10 +145,6 @@ class StateGroup(LayerGroup):
         source = self._find(key, num_blocks)
         is_idle = source is not None and not source.ref_count
         return maxsize if self.pool.num_free_for(key.identity.owner) > is_idle else 0
-
-    def room_to_grow(self, held: HeldStates, num_tokens: int) -> int:
-        """Return all: a state does not grow."""
-        return num_tokens
 
     def hold(self, key: PrefixKey, match: HybridMatch, tail: CacheEntry | None) -> HeldStates:
         """Hold the checkpoint of a hit, and decide where the prefill is cut."""
@@ -182,7 +174,7 @@ class StateGroup(LayerGroup):
             return
         held.blocks.extend(self.pool.allocate(table, 1, self))
         slot = table.state_slot = held.blocks[0]
-        self._evict_orphans()
+        self.blocks_removed()
         if held.is_load:
             return
         if held.parent_slot is not None:
@@ -220,7 +212,7 @@ class StateGroup(LayerGroup):
             slot = held.blocks.pop()
         elif self.pool.num_free_for(table.tenant):
             slot = self.pool.allocate(table, 1, self)[0]
-            self._evict_orphans()
+            self.blocks_removed()
         else:
             return ()
         held.spare_at = 0
@@ -230,7 +222,7 @@ class StateGroup(LayerGroup):
 
     def settle(self, table: BlockTable, held: HeldStates) -> None:
         """Publish what the step has saved at a cut; keep what it saved while decoding."""
-        self._evict_orphans()
+        self.blocks_removed()
         if held.saving is None:
             return
         (num_tokens, slot), held.saving = held.saving, None
@@ -247,11 +239,6 @@ class StateGroup(LayerGroup):
             self.pool.free(array("i", [held.saving[1]]), held.tenant)
             held.saving = None
 
-    def publish_partial(
-        self, table: BlockTable, held: HeldStates, num_blocks: int, text: bytes
-    ) -> None:
-        """Do nothing: no state is kept within a block."""
-
     def release(self, table: BlockTable, held: HeldStates) -> None:
         """Release all slots; the spare one becomes a checkpoint."""
         if held.source is not None:
@@ -264,7 +251,7 @@ class StateGroup(LayerGroup):
                 self.pool.free(array("i", [slot]), held.tenant)
         self.pool.free(held.blocks, held.tenant)
         held.blocks, held.spare_at, table.state_slot = array("i"), 0, None
-        self._evict_orphans()
+        self.blocks_removed()
 
     def evict(self, entry: CacheEntry, max_blocks: int) -> Removal:
         """Remove an evictable checkpoint."""
@@ -276,10 +263,6 @@ class StateGroup(LayerGroup):
             del self._observer.by_block[entry.last_block]
         self.stats.num_evicted += 1
         return Removal(array("i", [entry.block]))
-
-    def blocks_removed(self) -> None:
-        """Evict the checkpoints whose blocks are gone, and keep no reference to them."""
-        self._evict_orphans()
 
     def runs(self) -> Iterator[CachedRun]:
         """Walk all checkpoints."""
@@ -325,7 +308,7 @@ class StateGroup(LayerGroup):
         source, held.source = held.source, None
         self.pool.release((source,))
 
-    def _evict_orphans(self) -> None:
+    def blocks_removed(self) -> None:
         """Evict the checkpoints whose last block is gone (rule 4)."""
         orphans, self._observer.orphans = self._observer.orphans, []
         for orphan in orphans:

@@ -328,11 +328,10 @@ class _ExplanationBuilder:
             return replace(never, request=nearest.name), None
         if not is_alike(nearest.prompt, self.prompt, start, self.history.block_size):
             return never, None
-        shown = show_difference(nearest, self.record, self.prompt, start, self.viewer.decode)
-        reason = (
-            MissReason.SAME_TEXT if shown is not None and shown.is_same_text else MissReason.DIFFERS
+        difference, is_same_text = show_difference(
+            nearest, self.record, self.prompt, start, self.viewer.decode
         )
-        difference = None if shown is None else shown.difference
+        reason = MissReason.SAME_TEXT if is_same_text else MissReason.DIFFERS
         in_answer = start >= nearest.num_prompt_tokens
         new = replace(never, reason=reason, request=nearest.name, in_answer=in_answer)
         return new, difference

@@ -6,7 +6,6 @@ differs. Line breaks and tabs are drawn as one character, so that the caret stay
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import AnyStr
 
@@ -33,19 +32,6 @@ MIN_SIMILARITY = 0.5
 block are versions of one."""
 
 _DRAWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A difference, and whether only the tokens differ.
-
-    Attributes:
-        difference: Both sides.
-        is_same_text: Whether the texts agree where the tokens differ.
-    """
-
-    difference: Difference
-    is_same_text: bool
 
 
 def num_matching_after(left: bytes, right: bytes, start: int) -> int:
@@ -86,7 +72,7 @@ def is_alike(left: bytes, right: bytes, start: int, block_size: int) -> bool:
 
 
 def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes, start: int,
-                    decode: Decode | None) -> Shown | None:  # fmt: skip
+                    decode: Decode | None) -> tuple[Difference | None, bool]:  # fmt: skip
     """Decode both sides of a difference.
 
     Args:
@@ -95,9 +81,12 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
         prompt: Its packed tokens.
         start: Position of the first token that differs.
         decode: Turns ids into text; None shows nothing.
+
+    Returns:
+        Both sides, and whether their texts agree where the tokens differ.
     """
     if decode is None:
-        return None
+        return None, False
     ids, nearest_ids = _ids(prompt), _ids(nearest.tokens)
     stop = start + TOKENS_AFTER
     texts = decode(ids[start:stop]), decode(nearest_ids[start:stop])
@@ -120,7 +109,7 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
         place=_place(decode(ids), len(decode(ids[:start])) + first, record.prompt_sections),
         num_alike_after=matching,
     )
-    return Shown(difference, is_same)
+    return difference, is_same
 
 
 def num_alike(one: AnyStr, other: AnyStr) -> int:

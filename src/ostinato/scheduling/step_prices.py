@@ -12,9 +12,13 @@ the roofline (Williams, Waterman and Patterson, Communications of the ACM 52, 20
 """
 
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.plan import StepPlan
+
+_PRICES = ("fixed_s", "token_s", "pair_s", "key_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,10 @@ class StepPrices:
         Raises:
             ConfigError: One is negative, or all are zero.
         """
-        prices = (self.fixed_s, self.token_s, self.pair_s, self.key_s)
-        if not all(0 <= price < float("inf") for price in prices) or not any(prices):
-            raise ConfigError(
-                f"fixed_s={self.fixed_s}, token_s={self.token_s}, pair_s={self.pair_s}, "
-                f"key_s={self.key_s}: must be at least 0, and not all 0"
-            )
+        prices = {name: getattr(self, name) for name in _PRICES}
+        if not all(0 <= price < inf for price in prices.values()) or not any(prices.values()):
+            given = ", ".join(f"{name}={price}" for name, price in prices.items())
+            raise ConfigError(f"{given}: must be at least 0, and not all 0")
 
     def seconds(self, work: Work) -> float:
         """Return how long work takes."""
@@ -107,13 +109,8 @@ class StepPrices:
 
     def times(self, factor: float) -> "StepPrices":
         """Return the prices of a machine that is slower by ``factor``."""
-        return replace(
-            self,
-            fixed_s=self.fixed_s * factor,
-            token_s=self.token_s * factor,
-            pair_s=self.pair_s * factor,
-            key_s=self.key_s * factor,
-        )
+        prices: dict[str, Any] = {name: getattr(self, name) * factor for name in _PRICES}
+        return replace(self, **prices)
 
     def tokens_for_rate(self, share: float, start: int, limit_tokens: int) -> int:
         """Return the fewest tokens of a step that keep a share of the highest rate of a prompt.

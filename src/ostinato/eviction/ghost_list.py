@@ -1,28 +1,24 @@
-"""What policies that learn remember of the traffic, and tell the ghost.
+"""What was evicted recently: a ghost list.
 
-What was evicted recently is remembered, so that its return can be noticed. A bounded list of runs
-of blocks, found by their place in the sequence and their first block's tokens. Later tokens are
-compared; what came before the run is not, so a run may be taken for another one at the same place:
-the policy errs by a count, and no request gets a wrong token.
+It is remembered, so that its return can be noticed: a bounded list of runs of blocks, found by
+their place in the sequence and their first block's tokens. Later tokens are compared; what came
+before the run is not, so a run may be taken for another one at the same place: the policy errs by a
+count, and no request gets a wrong token.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
+from ostinato.eviction.lifetimes import Cohort
 
 _Name = tuple[Identity, int, bytes]
 
-Note = TypeVar("Note")
-"""What a policy notes of a run."""
-
 
 @dataclass(slots=True, eq=False)
-class EvictedRun(Generic[Note]):
+class EvictedRun:
     """A run of blocks that is not cached any more."""
 
     entry: CacheEntry  # has the identity of the entry that it was part of, and nothing else
@@ -31,23 +27,19 @@ class EvictedRun(Generic[Note]):
     num_blocks: int
     uses: int  # how often they were in use
     idle_since_s: float  # when they were last released
-    note: Note
+    cohort: Cohort  # whose lives go on
 
-    def part(self, first: int, last: int) -> "EvictedRun[Note]":
+    def part(self, first: int, last: int) -> "EvictedRun":
         """Return its blocks ``first .. last``."""
         size = len(self.tokens) // self.num_blocks
         tokens = self.tokens[first * size : last * size]
         return replace(self, start=self.start + first, tokens=tokens, num_blocks=last - first)
 
 
-class GhostList(Generic[Note]):
+class GhostList:
     """The runs that were evicted last, as many as fit."""
 
-    def __init__(
-        self,
-        max_blocks: int,
-        dropped: Callable[[EvictedRun[Note]], None] = lambda run: None,
-    ) -> None:
+    def __init__(self, max_blocks: int, dropped: Callable[[EvictedRun], None]) -> None:
         """Remember nothing.
 
         Args:
@@ -56,20 +48,20 @@ class GhostList(Generic[Note]):
         """
         self.max_blocks, self.num_blocks = max_blocks, 0
         self._dropped = dropped
-        self._runs: dict[_Name, EvictedRun[Note]] = {}
+        self._runs: dict[_Name, EvictedRun] = {}
 
-    def put(self, entry: CacheEntry, num_blocks: int, note: Note) -> None:
+    def put(self, entry: CacheEntry, num_blocks: int, cohort: Cohort) -> None:
         """Remember the last blocks of an entry that is about to lose them."""
         start, tokens = entry.run_from(entry.num_blocks - num_blocks)
         owner = CacheEntry(entry.identity)  # not the entry, which would keep its ancestors
-        run = EvictedRun(owner, start, tokens, num_blocks, entry.uses, entry.idle_since_s, note)
+        run = EvictedRun(owner, start, tokens, num_blocks, entry.uses, entry.idle_since_s, cohort)
         self._insert(run, len(tokens) // num_blocks)
         while self.num_blocks > self.max_blocks:
             self._dropped(self._pop(next(iter(self._runs))))
 
     def take(
         self, key: PrefixKey, first: int, max_blocks: int, block_size: int
-    ) -> EvictedRun[Note] | None:
+    ) -> EvictedRun | None:
         """Remove the run that begins at a sequence's block, as far as the sequence agrees.
 
         Returns:
@@ -99,48 +91,18 @@ class GhostList(Generic[Note]):
         assert self.num_blocks == sum(run.num_blocks for run in self._runs.values())
         assert self.num_blocks <= self.max_blocks, "too much is remembered"
 
-    def runs(self) -> list[EvictedRun[Note]]:
+    def runs(self) -> list[EvictedRun]:
         """Return the remembered runs, earliest evicted first."""
         return list(self._runs.values())
 
-    def _insert(self, run: EvictedRun[Note], size: int) -> None:
+    def _insert(self, run: EvictedRun, size: int) -> None:
         name = (run.entry.identity.root, run.start, run.tokens[:size])
         if name in self._runs:
             self._dropped(self._pop(name))
         self._runs[name] = run
         self.num_blocks += run.num_blocks
 
-    def _pop(self, name: _Name) -> EvictedRun[Note]:
+    def _pop(self, name: _Name) -> EvictedRun:
         run = self._runs.pop(name)
         self.num_blocks -= run.num_blocks
         return run
-
-
-MANY_USES = 20
-"""Content that was used more often is shared: it says nothing of one conversation's pace."""
-
-
-@runtime_checkable
-class LearnedPolicy(Protocol):
-    """A policy that learns from the whole traffic, and what it can tell of it."""
-
-    @property
-    def lru_lead(self) -> int:
-        """Blocks that hit and would have missed under LRU, less the opposite."""
-
-    def look_up(
-        self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
-    ) -> None:
-        """Note that a request asks for ``last`` blocks, and those from ``first`` on are missing.
-
-        Called once per request, when it holds what it found and before anything is evicted.
-        """
-
-    def request_class(self, summary: RequestSummary) -> int:
-        """Return the class of what a request releases, uses left out."""
-
-    def row_of(self, request_class: int, uses: int) -> int:
-        """Return where the index of a block's class begins."""
-
-    def worth(self, row: int, age_s: float) -> float:
-        """Return what a block is worth that was released so long ago."""
