@@ -283,5 +283,7 @@ class ChatBody(TemplateFields, SamplingFields):
 
     def left_out(self) -> list[str]:
         """Return the places of tools that the prompt does not show."""
+        if not self.tools:
+            return []
         tools = enumerate(self.tools)
         return [f"tools[{place}]" for place, tool in tools if isinstance(tool, HostedTool)]

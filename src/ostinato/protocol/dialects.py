@@ -220,7 +220,7 @@ def unused_fields(body: ApiBody, left_out: Sequence[str] = ()) -> UnusedFields:
     Cost: one visit of each object of the body.
     """
     unknown, refused = [], []
-    dialect, unread = body.dialect, tuple([f"{place}." for place in left_out])
+    dialect, unread = body.dialect, tuple(map("{}.".format, left_out))
     for place in _extras(body, ""):
         if place.startswith(unread):
             continue

@@ -82,7 +82,7 @@ def open_call(
         request_id=f"{body.id_prefix}{uuid.uuid4().hex}",
         **body.call_settings(),
     )
-    check_room(state, caller, [call] * num_prompts)
+    check_room(state, caller, call, num_prompts)
     return call
 
 

@@ -116,7 +116,7 @@ class ScoringCall:
             ApiError: There is no room (400, 429).
             RequestError: The template refuses it, or an image cannot be loaded.
         """
-        check_room(self.state, self.caller, [self._call(0, Prompt(), SamplingParams())])
+        check_room(self.state, self.caller, self._call(0, Prompt(), SamplingParams()))
         prompt_context = replace(
             self.prompt_context, keep_tokens=body.keep_tokens, keep_reasoning=body.keep_reasoning
         )
@@ -145,9 +145,8 @@ class ScoringCall:
             RequestError: An item can never be served; none was computed.
         """
         window = min(self._max_window, len(items))
-        with hold_places(
-            self.state, self.caller, [self._call(0, Prompt(), SamplingParams())] * window
-        ):
+        call = self._call(0, Prompt(), SamplingParams())
+        with hold_places(self.state, self.caller, call, window):
             return await self._outputs(await self._calls(make, items, noun, first), window)
 
     def response(self, outputs: Sequence[RequestOutput], **own: Any) -> dict[str, Any]:

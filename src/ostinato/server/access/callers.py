@@ -55,8 +55,8 @@ class Caller:
     limits: Limits = NO_LIMITS
     public_prefixes: tuple[str, ...] = ()
 
-    def priority_of(self, priority: int) -> int:
-        """Combine the caller's priority with the one that a request asks for.
+    def check_priority(self, priority: int) -> None:
+        """Check the priority that a request asks for, which is added to the caller's.
 
         Raises:
             ApiError: It is higher than the caller is entitled to (400).
@@ -69,7 +69,6 @@ class Caller:
                 param="priority",
                 code="invalid_value",
             )
-        return self.priority + priority
 
 
 ANONYMOUS = Caller(may_go_first=True, may_administer=True, public_prefixes=(ALL_PUBLIC,))
