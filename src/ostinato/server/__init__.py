@@ -10,7 +10,7 @@ Files in reading order:
 * ``telemetry/``: metrics, traces, and usage per tenant
 * ``state``: the state of a running server
 * ``serving``: runs completions: limits, leases, observers
-* ``middleware/``: what every request passes
+* ``middleware``: what every request passes: guards, and fields that are not obeyed
 * ``routes/``: one file per route
 * ``usage``: token counts of a response
 * ``streaming``: server-sent events, client disconnects, new parts of outputs

@@ -38,7 +38,7 @@ from ostinato.server.answers.call_grammar import SampledBody, chat_params
 from ostinato.server.breakpoints import measure
 from ostinato.server.call import Covered, GenerateCall, sender
 from ostinato.server.errors import ApiError
-from ostinato.server.middleware.fields import accept_fields, set_aside, show_report
+from ostinato.server.middleware import accept_fields, set_aside, show_report
 from ostinato.server.next_prompts import offer_next
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.serving import check_room, serve

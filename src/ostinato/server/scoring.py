@@ -37,7 +37,7 @@ from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall, sender
 from ostinato.server.errors import ApiError
 from ostinato.server.generation import adapter_of
-from ostinato.server.middleware.fields import accept_fields
+from ostinato.server.middleware import accept_fields
 from ostinato.server.prompting import ChatFields, render_chat
 from ostinato.server.serving import check_room, hold_places, last_output, serve
 from ostinato.server.state import ServerState

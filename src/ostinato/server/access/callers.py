@@ -182,13 +182,14 @@ Callers = AnyCaller | KeyedCallers
 
 
 async def require_caller(request: Request) -> Caller:
-    """Return the caller; a dependency of every route except health.
+    """Return the caller, as the guard of bodies did; a dependency of every route except health.
 
     Raises:
         ApiError: No key, or an unknown one (401).
     """
+    caller: Caller | None = getattr(request.state, "caller", None)
     callers: Callers = request.app.state.server.callers
-    return callers.identify(request.headers)
+    return caller or callers.identify(request.headers)
 
 
 CallerDep = Annotated[Caller, Depends(require_caller)]

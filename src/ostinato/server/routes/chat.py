@@ -32,7 +32,7 @@ from ostinato.server.answers.answer_parser import (
     ToolCall,
 )
 from ostinato.server.generation import ChatAnswer, lease_marks, open_chat, respond
-from ostinato.server.middleware.fields import DialectRoute
+from ostinato.server.middleware import DialectRoute
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import DONE, Delta, event
 from ostinato.server.usage import Usage

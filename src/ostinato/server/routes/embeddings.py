@@ -24,7 +24,7 @@ from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
 from ostinato.protocol.tools import tool_use
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.call import with_content
-from ostinato.server.middleware.fields import DialectRoute
+from ostinato.server.middleware import DialectRoute
 from ostinato.server.scoring import ACTIVATION, ScoringCall, ScoringFields, answer
 from ostinato.server.state import StateDep
 

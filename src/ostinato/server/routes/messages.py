@@ -31,7 +31,7 @@ from ostinato.server.answers.answer_parser import (
 from ostinato.server.breakpoints import Kept, keep
 from ostinato.server.call import Covered
 from ostinato.server.generation import ChatAnswer, count_prompt, open_chat, respond
-from ostinato.server.middleware.fields import DialectRoute
+from ostinato.server.middleware import DialectRoute
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import Delta, named_event
 

@@ -22,7 +22,7 @@ from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import TextPiece
 from ostinato.server.errors import ApiError
 from ostinato.server.generation import ChatAnswer, count_prompt, lease_marks, open_chat, respond
-from ostinato.server.middleware.fields import DialectRoute
+from ostinato.server.middleware import DialectRoute
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.routes.response_items import Event, ItemWriter
 from ostinato.server.state import ServerState, StateDep
