@@ -9,20 +9,15 @@ import httpx
 import pytest
 
 from ostinato.server.state import ServerState
-from tests.server.formats.conftest import says
+from tests.server.formats.conftest import CITIES, says
+from tests.server.formats.conftest import WEATHER_CALL as CALL
 
 WEATHER: Any = {
     "name": "get_weather",
     "description": "Tell the weather.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Oslo"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
+    "input_schema": CITIES,
 }
 ASK: list[Any] = [{"role": "user", "content": "How is the weather in Paris?"}]
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 LONG = "You are a helpful assistant. Answer briefly, and say so if you do not know. " * 5
 
 
