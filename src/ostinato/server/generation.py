@@ -7,6 +7,7 @@
             ─────────────── open_chat, of a conversation ────────────
 """
 
+import time
 import uuid
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -300,18 +301,22 @@ class ChatAnswer(Generic[BodyT]):
         chat: The conversation.
         last: The newest output; None before the first.
         answers: What was parsed of each continuation so far.
+        created: When it was begun, in seconds since 1970.
     """
 
     chat: Conversation[BodyT]
     last: RequestOutput | None = field(init=False, default=None)
-    answers: list[ParsedAnswer] = field(init=False)
-    _parsers: list[AnswerParser] = field(init=False)
+    answers: list[ParsedAnswer] = field(init=False, default_factory=list)
+    created: int = field(init=False)
+    _parsers: list[AnswerParser] = field(init=False, default_factory=list)
     _deltas: Deltas = field(init=False, default_factory=Deltas)
 
     def __post_init__(self) -> None:
         """Parse each continuation by itself."""
-        self._parsers = [self.chat.reader.parser() for _ in range(self.chat.call.params.n)]
-        self.answers = [ParsedAnswer() for _ in self._parsers]
+        self.created = int(time.time())
+        for _ in range(self.chat.call.params.n):
+            self._parsers.append(self.chat.reader.parser())
+            self.answers.append(ParsedAnswer())
 
     def read(self, delta: Delta) -> list[Piece]:
         """Parse the new part of a continuation."""

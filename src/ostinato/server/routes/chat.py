@@ -1,8 +1,7 @@
 """``/v1/chat/completions``."""
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -50,8 +49,6 @@ async def chat(body: ChatBody, request: Request, state: StateDep, caller: Caller
 @dataclass(slots=True)
 class OpenAIAnswer(ChatAnswer[ChatBody]):
     """The answer as chat completions; each streamed choice begins with its role."""
-
-    created: int = field(default_factory=lambda: int(time.time()))
 
     def body_of(self, parts: Sequence[Delta]) -> ChatCompletion:
         """Return the complete response."""

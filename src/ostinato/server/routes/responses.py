@@ -1,6 +1,5 @@
 """``/v1/responses``."""
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -153,7 +152,6 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
     """
 
     earlier: list[Message]
-    created: int = field(default_factory=lambda: int(time.time()))
     _writer: ItemWriter = field(init=False)
     _num_events: int = 0
 

@@ -7,10 +7,10 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ostinato.protocol.answers import Detokenized, Tokenized
 from ostinato.protocol.body import MAX_MESSAGES, Body, Items
-from ostinato.protocol.chat import ChatMessage, TemplateFields
-from ostinato.protocol.conversation import ToolUse
+from ostinato.protocol.chat import ChatMessage, TemplateFields, functions_of
+from ostinato.protocol.conversation import ToolUse, use_tools
 from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
-from ostinato.protocol.tools import MAX_TOOLS, ChatTool, tool_use
+from ostinato.protocol.tools import MAX_TOOLS, ChatTool
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.call import sender
 from ostinato.server.generation import adapter_of
@@ -47,7 +47,7 @@ class TokenizeBody(TemplateFields):
     @cached_property
     def tool_use(self) -> ToolUse:
         """Return the tools that the prompt describes."""
-        return tool_use(self.tools, None, True)
+        return use_tools(functions_of(self.tools), "auto")
 
 
 class DetokenizeBody(Body):
