@@ -38,7 +38,7 @@ from ostinato.server.answers.answer_parser import (
 from ostinato.server.answers.call_grammar import SampledBody, chat_params
 from ostinato.server.breakpoints import measure
 from ostinato.server.call import Covered, GenerateCall, sender
-from ostinato.server.errors import ApiError
+from ostinato.server.errors import not_found
 from ostinato.server.middleware import accept_fields, set_aside, show_report
 from ostinato.server.next_prompts import offer_next
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
@@ -98,12 +98,7 @@ def adapter_of(state: ServerState, name: str) -> str:
     adapters = state.llm.engine.adapters.by_name
     if name not in adapters:
         known = ", ".join([*state.config.model_names, *adapters])
-        raise ApiError(
-            404,
-            f"model={name!r:.200}: this server has {known}",
-            param="model",
-            code="model_not_found",
-        )
+        raise not_found("model", name, f"this server has {known}", "model_not_found")
     return name
 
 

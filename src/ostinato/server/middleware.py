@@ -127,7 +127,6 @@ class BodyGuard:
                 429,
                 f"the bodies of this key's unfinished requests have more than {limit} bytes: wait "
                 "until some of them have ended, or raise --max-tenant-body-bytes",
-                kind="rate_limit_error",
                 code="too_many_bytes",
                 headers={"Retry-After": "1"},
             )

@@ -144,7 +144,6 @@ def _full(reason: str, code: str) -> ApiError:
     return ApiError(
         429,
         f"{reason}: retry after 1 s",
-        kind="rate_limit_error",
         code=code,
         headers={"Retry-After": "1"},
     )
@@ -195,6 +194,5 @@ def _raise_if_failed(output: RequestOutput) -> None:
         raise ApiError(
             503,
             "the request was cancelled: the server shuts down, or its tenant is being erased",
-            kind="server_error",
             code="cancelled",
         )

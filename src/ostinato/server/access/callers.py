@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from ostinato.core.errors import ConfigError
 from ostinato.engine.prompts.public_prefixes import ALL_PUBLIC
 from ostinato.server.access.keys import KeysFile, read_keys
-from ostinato.server.errors import ApiError
+from ostinato.server.errors import ApiError, not_found
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,11 @@ class AnyCaller:
             ApiError: A name was given, and without keys there are no tenants (404).
         """
         if tenant:
-            raise ApiError(
-                404,
-                f"tenant={tenant!r:.200}: without keys there are no tenants; leave it out, or give "
-                "the cache_salt that its clients send",
-                param="tenant",
-                code="tenant_not_found",
+            reason = (
+                "without keys there are no tenants; leave it out, or give the cache_salt that its "
+                "clients send"
             )
+            raise not_found("tenant", tenant, reason, "tenant_not_found")
         return ANONYMOUS
 
     def name_of(self, salt: str) -> str:
@@ -157,12 +155,8 @@ class KeyedCallers:
         """
         entry = self.keys.tenants.get(tenant)
         if entry is None:
-            raise ApiError(
-                404,
-                f"tenant={tenant!r:.200}: the keys file has no such tenant",
-                param="tenant",
-                code="tenant_not_found",
-            )
+            reason = "the keys file has no such tenant"
+            raise not_found("tenant", tenant, reason, "tenant_not_found")
         return Caller(
             tenant=tenant,
             salt=self.keys.salt_of(tenant),
@@ -207,7 +201,6 @@ def require_administrator(caller: CallerDep) -> Caller:
             403,
             "this key does not administer: use one of a tenant whose entry says "
             '"administers": true',
-            kind="permission_error",
             code="not_an_administrator",
         )
     return caller

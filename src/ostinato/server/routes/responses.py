@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from ostinato.core.errors import RequestError
 from ostinato.protocol.answers import (
     DeletedResponse,
     InputTokens,
@@ -19,7 +20,7 @@ from ostinato.protocol.logprobs import chat_logprobs
 from ostinato.protocol.responses import ResponsesBody
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import TextPiece
-from ostinato.server.errors import ApiError
+from ostinato.server.errors import ApiError, not_found
 from ostinato.server.generation import ChatAnswer, count_prompt, lease_marks, open_chat, respond
 from ostinato.server.middleware import DialectRoute
 from ostinato.server.response_store import StoredResponse
@@ -131,15 +132,13 @@ async def cancel_response(response_id: str, state: StateDep, caller: CallerDep) 
     """Refuse: only background responses can be cancelled, and there are none.
 
     Raises:
-        ApiError: It has ended (400), or is unknown (404).
+        RequestError: It has ended.
+        ApiError: It is unknown (404).
     """
     _stored(state, caller, response_id, "response_id")
-    raise ApiError(
-        400,
+    raise RequestError(
         f"response_id={response_id!r:.120}: only a response created with background=true can be "
-        "cancelled; close the connection of one that is running",
-        param="response_id",
-        code="invalid_value",
+        "cancelled; close the connection of one that is running"
     )
 
 
@@ -272,11 +271,9 @@ def _stored(state: ServerState, caller: Caller, response_id: str, param: str) ->
     """
     stored = state.responses.get(caller.salt, response_id)
     if stored is None:
-        raise ApiError(
-            404,
-            f"{param}={response_id!r:.120}: response not found; responses are kept in memory, and "
-            "the oldest are dropped: resend the conversation",
-            param=param,
-            code="response_not_found",
+        reason = (
+            "response not found; responses are kept in memory, and the oldest are dropped: resend "
+            "the conversation"
         )
+        raise not_found(param, response_id, reason, "response_not_found")
     return stored
