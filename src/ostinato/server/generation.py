@@ -13,21 +13,21 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from ostinato.core.errors import RequestError
+from ostinato.core.tokens import num_common_tokens
 from ostinato.engine.prompts.chat import sections_of
 from ostinato.engine.prompts.chat_turns import RenderedChat, WrittenAnswer
 from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
 from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.protocol.chat import ChatBody
+from ostinato.images.parts import images_in, without_sources
 from ostinato.protocol.conversation import Message
 from ostinato.protocol.marks import Breakpoint
-from ostinato.protocol.messages import CountBody, MessagesBody
-from ostinato.protocol.responses import ResponsesBody
 from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_parser import (
     AnswerParser,
@@ -35,19 +35,23 @@ from ostinato.server.answers.answer_parser import (
     Piece,
     parse_answer,
 )
-from ostinato.server.answers.call_grammar import SampledBody, chat_params
-from ostinato.server.breakpoints import measure
+from ostinato.server.answers.call_grammar import ConversationBody, SampledBody, chat_params
 from ostinato.server.call import Covered, GenerateCall, sender
-from ostinato.server.errors import not_found
 from ostinato.server.middleware import accept_fields, set_aside, show_report
 from ostinato.server.next_prompts import offer_next
-from ostinato.server.prompting import AnswerReader, read_with, render_chat
+from ostinato.server.prompting import AnswerReader, read_with, render_chat, render_prompt
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import Delta, Deltas, begin, until_gone
 
 OutputT = TypeVar("OutputT")
-BodyT = TypeVar("BodyT", ChatBody, MessagesBody, ResponsesBody)
+BodyT = TypeVar("BodyT", bound=ConversationBody)
+
+_STAND_IN: Message = {"role": "user", "content": "?"}
+"""Templates need a message; this one stands in where a mark has none before it."""
+
+_HEAD_ONLY = {"add_generation_prompt": False, "continue_final_message": False}
+"""Options of a template that ends where its messages end."""
 
 
 def open_call(
@@ -75,7 +79,7 @@ def open_call(
         prompt=sender(
             caller,
             body.cache_salt,
-            adapter=adapter_of(state, body.model),
+            adapter=state.adapter_of(body.model),
             cache_read=body.cache.read,
             cache_write=body.cache.write,
             keep_tokens=body.keep_tokens,
@@ -85,21 +89,6 @@ def open_call(
     )
     check_room(state, caller, call, num_prompts)
     return call
-
-
-def adapter_of(state: ServerState, name: str) -> str:
-    """Return the adapter of a model name; empty for the base model.
-
-    Raises:
-        ApiError: This server has no such model (404).
-    """
-    if name in state.config.model_names:
-        return ""
-    adapters = state.llm.engine.adapters.by_name
-    if name not in adapters:
-        known = ", ".join([*state.config.model_names, *adapters])
-        raise not_found("model", name, f"this server has {known}", "model_not_found")
-    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +122,39 @@ class Conversation(Generic[BodyT]):
     async def measure(
         self, marks: Sequence[Breakpoint], before: Sequence[Message] = ()
     ) -> list[Covered]:
-        """Return what each mark of the prompt covers; ``before`` precedes the body's messages."""
-        tokens = self.rendered.tokens
-        return await measure(self.state, self.call.prompt, self.body, marks, tokens, before)
+        """Return what each mark covers and for how long, in order.
+
+        The conversation is rendered up to a mark and compared with the whole prompt, so no chat
+        template needs to be understood.
+
+        Args:
+            marks: The marks of the body, in order.
+            before: Messages that precede those of the body.
+
+        Raises:
+            RequestError: The template refuses a conversation that ends at a mark.
+        """
+        state, prompt, body = self.state, self.call.prompt, self.body
+        tokens = self.rendered.tokens.tokens
+        places = list[Covered]()
+        for mark in marks:
+            part = [*before, *body.conversation(mark.num_blocks)]
+            settle = partial(state.stabiliser.settle, part)
+            messages = (await state.llm.tokenizing.run(settle, prompt.cache_salt)).messages
+            images = prompt.images[: len(images_in(messages))]
+            messages = without_sources(messages)
+            if not any(message["role"] == "user" for message in messages):
+                messages = [*messages, _STAND_IN]
+            options = {**body.template(), **_HEAD_ONLY}
+            try:
+                context = replace(prompt, images=images)
+                head = await render_prompt(state, messages, body.tool_use, context, **options)
+            except RequestError as error:
+                raise RequestError(f"cache_control cannot be placed there: {error}") from error
+            num_common = num_common_tokens(head.tokens.tokens.tobytes(), tokens.tobytes())
+            num_tokens = state.llm.tokenizing.num_tokens(images, tokens[:num_common])
+            places.append(Covered(num_tokens, len(images), mark.terms))
+        return places
 
     def note(self, output: CompletionOutput, answer: ParsedAnswer) -> None:
         """Note a complete continuation in the ledger of turns, before its client has all of it.
@@ -209,27 +228,6 @@ async def open_chat(
     call = replace(call, params=reader.settle(call.params), prompt=prompt)
     show_report(request, rendered.report)
     return Conversation(state, caller, body, call, reader, rendered, messages)
-
-
-async def count_prompt(
-    request: Request,
-    state: ServerState,
-    caller: Caller,
-    body: CountBody | ResponsesBody,
-    messages: Sequence[Message],
-) -> int:
-    """Count the tokens of a conversation's prompt, without running it; as ``open_chat``."""
-    accept_fields(request, state, body)
-    prompt = sender(
-        caller,
-        body.cache_salt,
-        adapter=adapter_of(state, body.model),
-        keep_tokens=body.keep_tokens,
-        keep_reasoning=body.keep_reasoning,
-    )
-    settled = await set_aside(request, state, prompt.cache_salt, messages)
-    prompt, rendered = await render_chat(state, prompt, body, settled.messages)
-    return state.llm.tokenizing.num_tokens(prompt.images, rendered.tokens.tokens)
 
 
 async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -> Conversation[Any]:

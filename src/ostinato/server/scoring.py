@@ -36,7 +36,6 @@ from ostinato.protocol.sampling import CACHE_SALT, CacheUse, ShortText
 from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall, sender
 from ostinato.server.errors import ApiError
-from ostinato.server.generation import adapter_of
 from ostinato.server.middleware import accept_fields
 from ostinato.server.prompting import ChatFields, render_chat
 from ostinato.server.serving import check_room, hold_places, last_output, serve
@@ -262,7 +261,7 @@ async def answer(
         sender(
             caller,
             body.cache_salt,
-            adapter=adapter_of(state, body.model),
+            adapter=state.adapter_of(body.model),
             cache_read=body.cache.read,
             cache_write=body.cache.write,
         ),

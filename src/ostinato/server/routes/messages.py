@@ -18,6 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.protocol.answers import Counted, MessageBody, MessageUsage, StopReason
 from ostinato.protocol.messages import CountBody, MessagesBody
 from ostinato.server.access.callers import CallerDep
@@ -28,12 +29,15 @@ from ostinato.server.answers.answer_parser import (
     ReasoningPiece,
     TextPiece,
 )
-from ostinato.server.breakpoints import Kept, keep
 from ostinato.server.call import Covered
-from ostinato.server.generation import ChatAnswer, count_prompt, open_chat, respond
+from ostinato.server.generation import ChatAnswer, open_chat, respond
+from ostinato.server.held_prefixes import HeldPrefixes, hold_all
 from ostinato.server.middleware import DialectRoute
+from ostinato.server.prompting import count_prompt
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import Delta, named_event
+from ostinato.server.usage import Usage
+from ostinato.tenants.terms import ANTHROPIC_1H
 
 ENDPOINT = CountBody.dialect.path
 
@@ -67,7 +71,7 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
     """
 
     places: list[Covered]
-    _kept: Kept | None = None
+    _kept: "Kept | None" = None
     _num_output_tokens: int = 0
     _num_blocks: int = 0
     _open: str | None = None  # kind of the open block
@@ -176,6 +180,50 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
         else:
             reason = "tool_use" if has_calls else "end_turn"
         return StopReason(stop_reason=reason, stop_sequence=matched)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Token counts of a prompt, as Anthropic's API has them.
+
+    Attributes:
+        prompt: Its tokens, and those of them that hit.
+        num_5m: Tokens newly kept for five minutes.
+        num_1h: Tokens newly kept for an hour.
+    """
+
+    prompt: Usage
+    num_5m: int
+    num_1h: int
+
+    def usage(self, num_output_tokens: int) -> MessageUsage:
+        """Return Anthropic's ``usage``; its three input counts add up to the prompt."""
+        written, prompt = self.num_5m + self.num_1h, self.prompt
+        usage = MessageUsage(
+            input_tokens=prompt.num_prompt_tokens - prompt.num_cached_tokens - written,
+            cache_read_input_tokens=prompt.num_cached_tokens,
+            cache_creation_input_tokens=written,
+            cache_creation={
+                "ephemeral_5m_input_tokens": self.num_5m,
+                "ephemeral_1h_input_tokens": self.num_1h,
+            },
+            output_tokens=num_output_tokens,
+        )
+        if prompt.num_kept_tokens:
+            usage["kept_tokens"] = prompt.num_kept_tokens
+        loaded: Any = {f"cache_read_{k}": n for k, n in prompt.loaded_tokens.items()}
+        return {**usage, **loaded}
+
+
+async def keep(
+    held: HeldPrefixes, prompt: Prompt, places: Sequence[Covered], output: RequestOutput
+) -> Kept:
+    """Lease a prompt up to its breakpoints, as soon as its first output shows it is computed."""
+    done, written = output.num_cached_tokens, {True: 0, False: 0}
+    async for place, num_tokens in hold_all(held, prompt, places, output):
+        written[place.terms == ANTHROPIC_1H] += max(0, num_tokens - done)
+        done = max(done, num_tokens)
+    return Kept(Usage.of([output]), written[False], written[True])
 
 
 _RUNNING: StopReason = {"stop_reason": None, "stop_sequence": None}

@@ -18,7 +18,6 @@ from ostinato.protocol.body import Body
 from ostinato.runner.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE
 from ostinato.server.access.callers import ADMIN_ONLY, CallerDep
 from ostinato.server.errors import ApiError, not_found
-from ostinato.server.generation import adapter_of
 from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -34,7 +33,7 @@ async def list_models(state: StateDep, caller: CallerDep) -> ModelList:
 @router.get("/models/{name:path}", response_model=ModelCard)
 async def get_model(name: str, state: StateDep, caller: CallerDep) -> ModelCard:
     """Describe the model of that name."""
-    adapter_of(state, name)
+    state.adapter_of(name)
     return _card(state, name)
 
 

@@ -21,8 +21,9 @@ from ostinato.protocol.responses import ResponsesBody
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import TextPiece
 from ostinato.server.errors import ApiError, not_found
-from ostinato.server.generation import ChatAnswer, count_prompt, lease_marks, open_chat, respond
+from ostinato.server.generation import ChatAnswer, lease_marks, open_chat, respond
 from ostinato.server.middleware import DialectRoute
+from ostinato.server.prompting import count_prompt
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.routes.response_items import Event, ItemWriter
 from ostinato.server.state import ServerState, StateDep

@@ -13,7 +13,6 @@ from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
 from ostinato.protocol.tools import MAX_TOOLS, ChatTool
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.call import sender
-from ostinato.server.generation import adapter_of
 from ostinato.server.prompting import render_chat
 from ostinato.server.state import StateDep
 
@@ -63,7 +62,7 @@ async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> To
     prompt = sender(
         caller,
         body.cache_salt,
-        adapter=adapter_of(state, body.model or state.config.model_names[0]),
+        adapter=state.adapter_of(body.model or state.config.model_names[0]),
         keep_tokens=body.keep_tokens,
         keep_reasoning=body.keep_reasoning,
     )
@@ -89,5 +88,5 @@ async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> To
 @router.post("/detokenize", response_model=Detokenized)
 async def detokenize(body: DetokenizeBody, state: StateDep, caller: CallerDep) -> Detokenized:
     """Return the text of ids, special tokens included."""
-    adapter_of(state, body.model or state.config.model_names[0])
+    state.adapter_of(body.model or state.config.model_names[0])
     return {"prompt": await state.llm.decode(body.tokens)}
