@@ -125,7 +125,7 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, "internal error: see the server's log")
 
 
-def not_found(param: str, value: object, reason: str, code: str) -> ApiError:
+def unknown_name(param: str, value: object, reason: str, code: str) -> ApiError:
     """Return the error for what a field names, and is not here."""
     return ApiError(404, f"{param}={value!r:.200}: {reason}", param=param, code=code)
 

@@ -18,7 +18,7 @@ from ostinato.server.access.rate_limit import RateLimit
 from ostinato.server.access.unread_output import UnreadOutput
 from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.config import ServerConfig
-from ostinato.server.errors import not_found
+from ostinato.server.errors import unknown_name
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.response_store import ResponseStore
 from ostinato.server.telemetry.engine_watch import EngineWatch
@@ -101,7 +101,7 @@ class ServerState:
         adapters = self.llm.engine.adapters.by_name
         if name not in adapters:
             known = ", ".join([*self.config.model_names, *adapters])
-            raise not_found("model", name, f"this server has {known}", "model_not_found")
+            raise unknown_name("model", name, f"this server has {known}", "model_not_found")
         return name
 
     def __post_init__(self) -> None:

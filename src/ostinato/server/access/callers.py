@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from ostinato.core.errors import ConfigError
 from ostinato.engine.prompts.public_prefixes import ALL_PUBLIC
 from ostinato.server.access.keys import KeysFile, read_keys
-from ostinato.server.errors import ApiError, not_found
+from ostinato.server.errors import ApiError, unknown_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class AnyCaller:
                 "without keys there are no tenants; leave it out, or give the cache_salt that its "
                 "clients send"
             )
-            raise not_found("tenant", tenant, reason, "tenant_not_found")
+            raise unknown_name("tenant", tenant, reason, "tenant_not_found")
         return ANONYMOUS
 
     def name_of(self, salt: str) -> str:
@@ -156,7 +156,7 @@ class KeyedCallers:
         entry = self.keys.tenants.get(tenant)
         if entry is None:
             reason = "the keys file has no such tenant"
-            raise not_found("tenant", tenant, reason, "tenant_not_found")
+            raise unknown_name("tenant", tenant, reason, "tenant_not_found")
         return Caller(
             tenant=tenant,
             salt=self.keys.salt_of(tenant),

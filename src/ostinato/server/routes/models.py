@@ -17,7 +17,7 @@ from ostinato.protocol.answers import ModelCard, ModelList
 from ostinato.protocol.body import Body
 from ostinato.runner.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE
 from ostinato.server.access.callers import ADMIN_ONLY, CallerDep
-from ostinato.server.errors import ApiError, not_found
+from ostinato.server.errors import ApiError, unknown_name
 from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -83,7 +83,7 @@ async def unload_adapter(body: UnloadAdapterBody, state: StateDep) -> dict[str, 
     number = None if named is None else named.request.lora_int_id
     if number is None or body.lora_int_id not in (None, number):
         reason = "no such adapter is loaded"
-        raise not_found("lora_name", body.lora_name, reason, "model_not_found")
+        raise unknown_name("lora_name", body.lora_name, reason, "model_not_found")
     await state.llm.remove_lora(body.lora_name)
     return {"lora_name": body.lora_name, "lora_int_id": number, "unloaded": True}
 

@@ -20,7 +20,7 @@ from ostinato.protocol.logprobs import chat_logprobs
 from ostinato.protocol.responses import ResponsesBody
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import TextPiece
-from ostinato.server.errors import ApiError, not_found
+from ostinato.server.errors import ApiError, unknown_name
 from ostinato.server.generation import ChatAnswer, lease_marks, open_chat, respond
 from ostinato.server.middleware import DialectRoute
 from ostinato.server.prompting import count_prompt
@@ -276,5 +276,5 @@ def _stored(state: ServerState, caller: Caller, response_id: str, param: str) ->
             "response not found; responses are kept in memory, and the oldest are dropped: resend "
             "the conversation"
         )
-        raise not_found(param, response_id, reason, "response_not_found")
+        raise unknown_name(param, response_id, reason, "response_not_found")
     return stored
