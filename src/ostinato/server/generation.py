@@ -10,7 +10,7 @@
 import time
 import uuid
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -193,7 +193,7 @@ async def open_chat(
     state: ServerState,
     caller: Caller,
     body: BodyT,
-    before: Callable[[], Sequence[Message]] = tuple,
+    before: Sequence[Message] = (),
 ) -> Conversation[BodyT]:
     """Render a conversation; choose how its answer is sampled and parsed.
 
@@ -202,7 +202,7 @@ async def open_chat(
         state: Server state.
         caller: Its sender.
         body: Its body.
-        before: Returns messages that precede those of the body; called once there is room.
+        before: Messages that precede those of the body.
 
     Raises:
         ApiError: A field is refused (400), this server has no such model (404), or no room now
@@ -212,7 +212,7 @@ async def open_chat(
     """
     accept_fields(request, state, body)
     call = open_call(state, caller, body, chat_params(body, state.formats))
-    messages = [*before(), *body.conversation()]
+    messages = [*before, *body.conversation()]
     settled = await set_aside(request, state, call.prompt.cache_salt, messages)
     messages, prompt = settled.messages, replace(call.prompt, keep_reasoning=body.keep_reasoning)
     prompt, rendered = await render_chat(state, prompt, body, messages)

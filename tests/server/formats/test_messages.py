@@ -67,16 +67,6 @@ def test_it_says_why_it_ended(claude: anthropic.Anthropic, settings, reason, seq
     assert answer.content[0].text == text or reason == "max_tokens"
 
 
-def test_a_stream_brings_the_same_text(claude: anthropic.Anthropic):
-    settings: Any = {"model": "scribe", "max_tokens": 100, "messages": ASK}
-    with claude.messages.stream(**settings, extra_body=says("Very well, sir.")) as stream:
-        text = "".join(stream.text_stream)
-        final = stream.get_final_message()
-
-    assert text == final.content[0].text == "Very well, sir."
-    assert final.stop_reason == "end_turn" and final.usage.output_tokens > 0
-
-
 def test_events_come_in_order(claude: anthropic.Anthropic):
     said = f"Look:\n{CALL}"
     stream = ask(claude, tools=[WEATHER], stream=True, extra_body=says(said))

@@ -40,14 +40,9 @@ async def create_response(
     body: ResponsesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    old: list[Message] = []
-
-    def before() -> list[Message]:
-        old.extend(_earlier(state, caller, body))
-        return [*body.head(), *old]
-
-    chat = await open_chat(request, state, caller, body, before)
-    chat = await lease_marks(chat, [*body.head(), *old])
+    old = _earlier(state, caller, body)
+    before = [*body.head(), *old]
+    chat = await lease_marks(await open_chat(request, state, caller, body, before), before)
     return await respond(request, ResponseAnswer(chat, old), body.stream)
 
 
