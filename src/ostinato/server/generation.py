@@ -230,23 +230,34 @@ async def open_chat(
     return Conversation(state, caller, body, call, reader, rendered, messages)
 
 
-async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -> Conversation[Any]:
+async def lease_marks(
+    chat: Conversation[BodyT], before: Sequence[Message] = ()
+) -> Conversation[BodyT]:
     """Return a conversation whose prompt is leased up to the marks of its body.
-
-    OpenAI's marks only speed later requests up, so that a template that ends no turn at one of them
-    refuses no request.
 
     Args:
         chat: The conversation.
         before: Messages that precede those of the body.
+
+    Raises:
+        RequestError: The template refuses a conversation that ends at a mark.
     """
     if not (marks := chat.body.breakpoints()):
         return chat
+    return replace(chat, call=replace(chat.call, kept=tuple(await chat.measure(marks, before))))
+
+
+async def lease_possible_marks(
+    chat: Conversation[BodyT], before: Sequence[Message] = ()
+) -> Conversation[BodyT]:
+    """Lease a prompt up to its marks, unless the template ends no turn at one of them.
+
+    OpenAI's marks only speed later requests up, so that such a mark refuses no request.
+    """
     try:
-        kept = await chat.measure(marks, before)
+        return await lease_marks(chat, before)
     except RequestError:
         return chat
-    return replace(chat, call=replace(chat.call, kept=tuple(kept)))
 
 
 class Answer(Protocol[OutputT]):
@@ -325,10 +336,9 @@ class ChatAnswer(Generic[BodyT]):
     async def take(self, output: RequestOutput) -> Sequence[bytes]:
         """Return the events of what an output adds."""
         events = list[bytes]()
-        if self.last is None:
-            await self.computed(output)
+        is_first, self.last = self.last is None, output
+        if is_first:
             events += self.opening()
-        self.last = output
         for delta in self._deltas.take(output):
             events += self.added(delta)
             if delta.is_last:  # noted before its client has all of it
@@ -342,8 +352,6 @@ class ChatAnswer(Generic[BodyT]):
         whole: Mapping[str, Any] | None = None
         async with aclosing(self.outputs()) as outputs:
             async for output in outputs:
-                if self.last is None:
-                    await self.computed(output)
                 self.last = output
                 if output.finished:  # noted before the next prompt is prepared
                     whole = self.body_of(self._deltas.take(output))
@@ -359,9 +367,6 @@ class ChatAnswer(Generic[BodyT]):
         if chat.state.llm.prepares_next:
             turn = chat.call, chat.reader, chat.messages, last
             chat.state.run_beside(offer_next(chat.state, chat.body, *turn))
-
-    async def computed(self, first: RequestOutput) -> None:
-        """Note that the prompt is computed: its first output is there."""
 
     def opening(self) -> Iterable[bytes]:
         """Return the events before all others."""

@@ -168,8 +168,8 @@ async def _begin(state: ServerState, record: ServedRequest, output: RequestOutpu
     """Lease a prompt once it is computed, charge for it, and notify observers."""
     call, held = record.call, state.held_prefixes
     if call.kept:
-        lengths = [n async for _, n in hold_all(held, call.prompt, call.kept, output)]
-        call.num_retained_tokens.append(max(lengths, default=0))
+        call.leased.extend(await hold_all(held, call.prompt, call.kept, output))
+        call.num_retained_tokens.append(max([length for _, length in call.leased], default=0))
     if call.retention is not None:  # repeated requests share one lease
         record.lease = await held.hold(
             call.prompt, output.prompt_token_ids, call.retention, output.num_cached_tokens

@@ -30,7 +30,7 @@ from ostinato.server.answers.answer_parser import (
     TextPiece,
     ToolCall,
 )
-from ostinato.server.generation import ChatAnswer, lease_marks, open_chat, respond
+from ostinato.server.generation import ChatAnswer, lease_possible_marks, open_chat, respond
 from ostinato.server.middleware import DialectRoute
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import DONE, Delta, event
@@ -42,7 +42,7 @@ router = APIRouter(tags=["chat"], route_class=DialectRoute)
 @router.post(ChatBody.dialect.path, response_model=ChatCompletion)
 async def chat(body: ChatBody, request: Request, state: StateDep, caller: CallerDep) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    chat = await lease_marks(await open_chat(request, state, caller, body))
+    chat = await lease_possible_marks(await open_chat(request, state, caller, body))
     return await respond(request, OpenAIAnswer(chat), body.stream)
 
 

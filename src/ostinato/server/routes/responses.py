@@ -21,7 +21,7 @@ from ostinato.protocol.responses import ResponsesBody
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import TextPiece
 from ostinato.server.errors import ApiError, unknown_name
-from ostinato.server.generation import ChatAnswer, lease_marks, open_chat, respond
+from ostinato.server.generation import ChatAnswer, lease_possible_marks, open_chat, respond
 from ostinato.server.middleware import DialectRoute
 from ostinato.server.prompting import count_prompt
 from ostinato.server.response_store import StoredResponse
@@ -42,7 +42,7 @@ async def create_response(
     """Continue a conversation, in one response or as a stream of server-sent events."""
     old = _earlier(state, caller, body)
     before = [*body.head(), *old]
-    chat = await lease_marks(await open_chat(request, state, caller, body, before), before)
+    chat = await lease_possible_marks(await open_chat(request, state, caller, body, before), before)
     return await respond(request, ResponseAnswer(chat, old), body.stream)
 
 
