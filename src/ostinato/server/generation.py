@@ -365,7 +365,7 @@ class ChatAnswer(Generic[BodyT]):
         """Prepare the prompt that follows the answer, beside the response."""
         chat = self.chat
         if chat.state.llm.prepares_next:
-            turn = chat.call, chat.reader, chat.messages, last
+            turn = chat.call, chat.messages, last, self.answers[0]
             chat.state.run_beside(offer_next(chat.state, chat.body, *turn))
 
     def opening(self) -> Iterable[bytes]:
