@@ -103,15 +103,6 @@ def test_parts_of_a_message_are_joined_and_the_developer_speaks_as_the_system(ht
     )
 
 
-def test_tokens_and_texts_are_translated_both_ways(http: httpx.Client, state: ServerState):
-    known = http.post("/tokenize", json={"prompt": "Ay me!"}).json()
-
-    assert (known["count"], known["max_model_len"]) == (6, state.llm.max_model_len)
-    assert http.post("/detokenize", json={"tokens": known["tokens"]}).json() == {"prompt": "Ay me!"}
-    assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
-    assert http.post("/tokenize", json={}).json()["error"]["code"] == "invalid_value"
-
-
 def test_the_benchmarks_client_streams_chats_and_hits_what_they_begin_with(state: ServerState):
     """OpenAI's client, as `benchmarks/peers` runs it: two chats of two turns, one system prompt."""
     tokenizer: Any = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))

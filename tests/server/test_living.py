@@ -240,20 +240,3 @@ def test_a_prompt_that_is_kept_for_a_day_outlives_the_crowd():
     assert not asyncio.run(llm.end_lease(LeaseId(1))), "the prompt was leased twice"
     await_idle(llm)
     llm.shutdown()
-
-
-def test_the_cache_is_neither_read_nor_written_unless_wanted(client: openai.OpenAI):
-    def cached(prompt: str, **extra: Any) -> int:
-        answer = client.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=1, extra_body=extra
-        )
-        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
-        return answer.usage.prompt_tokens_details.cached_tokens or 0
-
-    unwritten, written = "Leave nothing of this behind", "But this one may stay a while"
-    cached(unwritten, cache={"write": False})
-    cached(written, prompt_cache_key="anything")
-    assert cached(unwritten, cache={"write": False}) == 0
-    assert cached(written, cache={"read": False}) == 0
-    assert cached(written, cache_salt="another") == 0
-    assert cached(written) == len(written) - 1

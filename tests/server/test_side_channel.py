@@ -221,22 +221,6 @@ def test_what_the_victim_leased_or_narrowed_is_no_more_to_be_found(keyed: Keyed)
         keyed.administer(f"/admin/leases/{lease['lease_id']}", method="DELETE")
 
 
-def test_a_remembered_response_is_the_victim_s_alone(keyed: Keyed):
-    """Its id, should it leak, neither shows it nor continues it."""
-    endpoint = ENDPOINTS["/v1/responses"]
-    name = endpoint.ask(sender(keyed, "victim"), SECRET)["id"]
-    path = f"/v1/responses/{name}"
-    assert keyed.ask("victim", path, method="GET").status_code == 200
-    body = {**endpoint.body("go on"), "previous_response_id": name}
-    refused = (
-        keyed.ask("attacker", path, method="GET"),
-        keyed.ask("attacker", path, method="DELETE"),
-        keyed.ask("attacker", endpoint.path, body),
-    )
-    assert {answer.status_code for answer in refused} <= {400, 404}
-    assert not any(SECRET in answer.text for answer in refused)
-
-
 def test_an_explanation_tells_of_no_other_tenant(keyed: Keyed):
     """Why a probe missed is said in the same words, whether or not the victim sent it before."""
     endpoint, attacker = ENDPOINTS["/v1/completions"], sender(keyed, "attacker")

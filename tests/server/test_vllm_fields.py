@@ -175,10 +175,14 @@ def test_the_end_of_a_text_that_no_model_holds_is_found_cheaply(
     assert sum(lengths) < 100_000
 
 
-def test_tokens_of_texts_and_conversations(http: httpx.Client):
+def test_tokens_of_texts_and_conversations(http: httpx.Client, state: ServerState):
     """As the routes of answers compute them, with vLLM's options."""
     text = http.post("/tokenize", json={"prompt": "To be", "return_token_strs": True}).json()
     assert text["token_strs"] == list("To be") and text["count"] == 5
+    assert text["max_model_len"] == state.llm.max_model_len
+    assert http.post("/detokenize", json={"tokens": text["tokens"]}).json() == {"prompt": "To be"}
+    assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
+    assert http.post("/tokenize", json={}).json()["error"]["code"] == "invalid_value"
     plain = http.post("/tokenize", json={"prompt": "To be", "add_special_tokens": False}).json()
     assert plain["tokens"] == text["tokens"][-5:] and plain["token_strs"] is None
     said = {"messages": CHAT["messages"]}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from ostinato.protocol.body import MAX_MESSAGES, Items, OpenBody, TextOrImageUrl
-from ostinato.protocol.conversation import ToolUse, add_reasoning, parts_of
+from ostinato.protocol.conversation import Tool, ToolUse, add_reasoning, parts_of, use_tools
 from ostinato.protocol.dialects import CHAT
 from ostinato.protocol.marks import Breakpoint, CacheControl, MarkedPart, breakpoints_of
 from ostinato.protocol.sampling import (
@@ -24,9 +24,10 @@ from ostinato.protocol.tools import (
     CallId,
     ChatTool,
     HostedTool,
+    NamedTool,
     ResponseFormat,
+    ToolBody,
     ToolChoice,
-    tool_use,
 )
 from ostinato.settings import KeepReasoning
 from ostinato.tenants.terms import LeaseTerms
@@ -191,6 +192,11 @@ class TemplateFields(OpenBody):
         return values
 
 
+def functions_of(tools: list[ChatTool]) -> list[Tool]:
+    """Return the tools that the prompt shows."""
+    return [tool.function.tool() for tool in tools if isinstance(tool, ToolBody)]
+
+
 class ChatBody(TemplateFields, SamplingFields):
     """Continue a conversation."""
 
@@ -241,14 +247,15 @@ class ChatBody(TemplateFields, SamplingFields):
 
     def conversation(self, num_parts: int | None = None) -> list[dict[str, Any]]:
         """Return messages for chat templates: all, or those of the first parts."""
-        if num_parts is None:
-            return [message.rendered() for message in self.messages]
         messages, left = [], num_parts
         for message in self.messages:
-            if left <= 0:
-                break
-            messages.append(message.first_parts(left).rendered())
-            left -= len(message.marks(self.mark_ttl))
+            shown = message
+            if left is not None:
+                if left <= 0:
+                    break
+                shown = message.first_parts(left)
+                left -= len(message.marks(self.mark_ttl))
+            messages.append(shown.rendered())
         return messages
 
     def sampler(self) -> dict[str, Any]:
@@ -279,9 +286,15 @@ class ChatBody(TemplateFields, SamplingFields):
         Raises:
             RequestError: They contradict each other.
         """
-        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+        offered, choice = functions_of(self.tools), self.tool_choice
+        if isinstance(choice, NamedTool):
+            name = choice.function.name
+            return use_tools(offered, "required", name, self.parallel_tool_calls)
+        return use_tools(offered, choice or "auto", None, self.parallel_tool_calls)
 
     def left_out(self) -> list[str]:
         """Return the places of tools that the prompt does not show."""
+        if not self.tools:
+            return []
         tools = enumerate(self.tools)
         return [f"tools[{place}]" for place, tool in tools if isinstance(tool, HostedTool)]

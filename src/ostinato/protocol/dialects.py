@@ -220,7 +220,7 @@ def unused_fields(body: ApiBody, left_out: Sequence[str] = ()) -> UnusedFields:
     Cost: one visit of each object of the body.
     """
     unknown, refused = [], []
-    dialect, unread = body.dialect, tuple([f"{place}." for place in left_out])
+    dialect, unread = body.dialect, tuple(map("{}.".format, left_out))
     for place in _extras(body, ""):
         if place.startswith(unread):
             continue
@@ -235,7 +235,7 @@ def unused_fields(body: ApiBody, left_out: Sequence[str] = ()) -> UnusedFields:
 def _extras(body: BaseModel, prefix: str) -> list[str]:
     """Return the places of all fields that no body in this room has."""
     extras = body.model_extra or {}
-    places = [prefix + name for name in extras]
+    places = [prefix + name for name in extras] if extras else []
     for name in body.model_fields_set - extras.keys():
         content = getattr(body, name)
         if isinstance(content, BaseModel):

@@ -26,8 +26,8 @@ from ostinato.protocol.sampling import (
     CacheUse,
     Effort,
     Form,
-    FormBody,
     ShortText,
+    StructuredFields,
     template_effort,
 )
 from ostinato.protocol.schemas import closed
@@ -217,7 +217,7 @@ class CountBody(ApiBody):
         return marked
 
 
-class MessagesBody(CountBody):
+class MessagesBody(StructuredFields, CountBody):
     """Continue a conversation."""
 
     ANSWER_FIELD: ClassVar = "output_config"
@@ -231,7 +231,6 @@ class MessagesBody(CountBody):
     top_k: int = 0
     metadata: Metadata = Metadata()
     seed: int | None = Field(default=None, description="Extension: makes sampling repeatable.")
-    structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
     cache: CacheUse = Field(default=CacheUse(), description="Extension: as in chat completions.")
 
     @model_validator(mode="after")
@@ -260,10 +259,6 @@ class MessagesBody(CountBody):
         if self.thinking is None or self.thinking.type != "enabled":
             return None
         return self.thinking.budget_tokens
-
-    def form(self) -> Form | None:
-        """Return the structured output of the whole answer."""
-        return None if self.structured_outputs is None else self.structured_outputs.form()
 
     def answer_form(self) -> Form | None:
         """Return the format of the answer; calls are not bound by it."""

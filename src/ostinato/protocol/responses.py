@@ -32,10 +32,10 @@ from ostinato.protocol.sampling import (
     CacheFields,
     Effort,
     Form,
-    FormBody,
     Metadata,
     SamplerFields,
     ShortText,
+    StructuredFields,
     template_effort,
 )
 from ostinato.protocol.tools import (
@@ -222,7 +222,7 @@ class Reasoning(OpenBody):
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesBody(SamplerFields, CacheFields):
+class ResponsesBody(SamplerFields, StructuredFields, CacheFields):
     """Continue a conversation that the server may store."""
 
     dialect: ClassVar = RESPONSES
@@ -259,7 +259,6 @@ class ResponsesBody(SamplerFields, CacheFields):
     keep_reasoning: KeepReasoning | None = KEEP_REASONING
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
-    structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
 
     @model_validator(mode="after")
     def _something_to_answer(self) -> "ResponsesBody":
@@ -377,10 +376,6 @@ class ResponsesBody(SamplerFields, CacheFields):
     def thinking_tokens(self) -> int | None:
         """Return None: this API has no bound on reasoning."""
         return None
-
-    def form(self) -> Form | None:
-        """Return the structured output of the whole answer."""
-        return None if self.structured_outputs is None else self.structured_outputs.form()
 
     def answer_form(self) -> Form | None:
         """Return the format of the answer; calls are not bound by it."""

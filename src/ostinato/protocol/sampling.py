@@ -80,6 +80,16 @@ class FormBody(Body):
         return {"json": self.json_, **{name: getattr(self, name) for name in names}}
 
 
+class StructuredFields(OpenBody):
+    """The structured output of the whole answer."""
+
+    structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
+
+    def form(self) -> Form | None:
+        """Return the structured output of the whole answer."""
+        return None if self.structured_outputs is None else self.structured_outputs.form()
+
+
 class CacheUse(Body):
     """How one request uses the cache."""
 
@@ -199,7 +209,7 @@ _SAMPLING = (
 """Fields that are keywords of ``SamplingParams``."""
 
 
-class SamplingFields(SamplerFields, CacheFields):
+class SamplingFields(SamplerFields, StructuredFields, CacheFields):
     """Sampling, and the format of the response."""
 
     n: int = Field(default=1, ge=1)
@@ -233,7 +243,6 @@ class SamplingFields(SamplerFields, CacheFields):
     )
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    structured_outputs: FormBody | None = None
     guided_json: dict[str, Any] | str | None = Field(
         default=None, description="Older name of structured_outputs.json; so are all guided_*."
     )
@@ -285,12 +294,10 @@ class SamplingFields(SamplerFields, CacheFields):
 
     def form(self) -> Form | None:
         """Return the structured output of the whole answer, from its new or its old field."""
-        if self.structured_outputs is not None:
-            return self.structured_outputs.form()
         for name in _GUIDED:
             if getattr(self, name) is not None:
                 return {name.removeprefix("guided_"): getattr(self, name)}
-        return None
+        return super().form()
 
     @property
     def has_running_usage(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from ostinato.protocol.body import OpenBody
-from ostinato.protocol.conversation import Tool, ToolUse, use_tools
+from ostinato.protocol.conversation import Tool
 from ostinato.protocol.sampling import Form, ShortText
 from ostinato.protocol.schemas import closed
 
@@ -87,18 +87,6 @@ class CallBody(OpenBody):
     id: CallId
     type: Literal["function"] = "function"
     function: CalledFunction
-
-
-def tool_use(tools: list[ChatTool], choice: ToolChoice | None, is_parallel: bool) -> ToolUse:
-    """Return the tools of a request.
-
-    Raises:
-        RequestError: They contradict each other.
-    """
-    offered = [tool.function.tool() for tool in tools if isinstance(tool, ToolBody)]
-    if isinstance(choice, NamedTool):
-        return use_tools(offered, "required", choice.function.name, is_parallel)
-    return use_tools(offered, choice or "auto", None, is_parallel)
 
 
 class TextFormat(OpenBody):

@@ -10,7 +10,7 @@ Files in reading order:
 * ``telemetry/``: metrics, traces, and usage per tenant
 * ``state``: the state of a running server
 * ``serving``: runs completions: limits, leases, observers
-* ``middleware/``: what every request passes
+* ``middleware``: what every request passes: guards, and fields that are not obeyed
 * ``routes/``: one file per route
 * ``usage``: token counts of a response
 * ``streaming``: server-sent events, client disconnects, new parts of outputs
@@ -20,7 +20,6 @@ Files in reading order:
 * ``scoring``: the common way of requests for embeddings, scores and classes
 * ``response_store``: stored responses, for ``previous_response_id``
 * ``held_prefixes``: leases of prefixes that clients asked to keep
-* ``breakpoints``: ``cache_control``: the tokens it covers, and those kept
 * ``admin``: routes under ``/admin``, for the administrator alone
 * ``page/``: the figures of the live page
 * ``app``: builds the application

@@ -6,7 +6,7 @@ from fastapi.middleware.cors import CORSMiddleware
 import ostinato
 from ostinato.server.admin import erase, kv_events, leases, recording, statistics
 from ostinato.server.errors import install_error_handlers
-from ostinato.server.middleware.guards import BodyGuard, HostGuard
+from ostinato.server.middleware import BodyGuard, HostGuard
 from ostinato.server.page import page
 from ostinato.server.page import state as page_state
 from ostinato.server.routes import (

@@ -41,6 +41,7 @@ class GenerateCall:
         cache_key: ``prompt_cache_key``, for the record.
         user: The client's end user, for the record.
         request_id: The engine's request id.
+        leased: Set by ``serve``: how many tokens of each of ``kept`` are leased.
         num_retained_tokens: Set by ``serve``: number of leased tokens, if a lease was requested.
     """
 
@@ -53,6 +54,7 @@ class GenerateCall:
     cache_key: str | None = None
     user: str | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    leased: list[tuple[Covered, int]] = field(default_factory=list, compare=False)
     num_retained_tokens: list[int] = field(default_factory=list, compare=False)
 
 

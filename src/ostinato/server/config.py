@@ -1,7 +1,7 @@
 """Settings of a server, and those that a router shares with it."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,6 +30,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@lru_cache(maxsize=64)  # a client sends the same address with each request
 def is_loopback_address(address: str) -> bool:
     """Return whether a URL, or ``//host:port``, has a loopback host."""
     try:

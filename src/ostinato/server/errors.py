@@ -42,7 +42,7 @@ class ApiError(Exception):
     Attributes:
         status: HTTP status.
         message: Human-readable message.
-        kind: ``type`` in JSON.
+        kind: ``type`` in JSON; by default that of the status.
         param: The field of the request that is wrong.
         code: Machine-readable code.
         headers: Additional headers.
@@ -50,13 +50,21 @@ class ApiError(Exception):
 
     status: int
     message: str
-    kind: str = "invalid_request_error"
+    kind: str = ""
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Choose the kind."""
+        other = "invalid_request_error" if self.status < 500 else "server_error"
+        self.kind = self.kind or _KINDS.get(self.status, other)
+
     def __str__(self) -> str:
         return self.message
+
+
+_KINDS = {403: "permission_error", 429: "rate_limit_error"}
 
 
 _ANTHROPIC_KINDS = {
@@ -111,17 +119,20 @@ def api_error(error: Exception) -> ApiError:
         case EngineStopped():
             return stopping(str(error))
         case StepFailed():
-            return ApiError(500, str(error), kind="server_error", code="step_failed")
+            return ApiError(500, str(error), code="step_failed")
         case OstinatoError():
-            return ApiError(500, str(error), kind="server_error")
-    return ApiError(500, "internal error: see the server's log", kind="server_error")
+            return ApiError(500, str(error))
+    return ApiError(500, "internal error: see the server's log")
+
+
+def unknown_name(param: str, value: object, reason: str, code: str) -> ApiError:
+    """Return the error for what a field names, and is not here."""
+    return ApiError(404, f"{param}={value!r:.200}: {reason}", param=param, code=code)
 
 
 def stopping(message: str) -> ApiError:
     """Return the error of a server that is shutting down."""
-    return ApiError(
-        503, message, "server_error", code="shutting_down", headers={"Retry-After": "5"}
-    )
+    return ApiError(503, message, code="shutting_down", headers={"Retry-After": "5"})
 
 
 def foreign_host(header: str, value: str) -> ApiError:
@@ -130,7 +141,6 @@ def foreign_host(header: str, value: str) -> ApiError:
         403,
         f"{header}: {value:.200} does not name this machine, and without keys no other requests "
         "are accepted: call http://127.0.0.1, or start with a keys file",
-        kind="permission_error",
         code="foreign_host",
     )
 

@@ -7,26 +7,27 @@
             ─────────────── open_chat, of a conversation ────────────
 """
 
+import time
 import uuid
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from ostinato.core.errors import RequestError
+from ostinato.core.tokens import num_common_tokens
 from ostinato.engine.prompts.chat import sections_of
 from ostinato.engine.prompts.chat_turns import RenderedChat, WrittenAnswer
 from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
 from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.protocol.chat import ChatBody
+from ostinato.images.parts import images_in, without_sources
 from ostinato.protocol.conversation import Message
 from ostinato.protocol.marks import Breakpoint
-from ostinato.protocol.messages import CountBody, MessagesBody
-from ostinato.protocol.responses import ResponsesBody
 from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_parser import (
     AnswerParser,
@@ -34,19 +35,23 @@ from ostinato.server.answers.answer_parser import (
     Piece,
     parse_answer,
 )
-from ostinato.server.answers.call_grammar import SampledBody, chat_params
-from ostinato.server.breakpoints import measure
+from ostinato.server.answers.call_grammar import ConversationBody, SampledBody, chat_params
 from ostinato.server.call import Covered, GenerateCall, sender
-from ostinato.server.errors import ApiError
-from ostinato.server.middleware.fields import accept_fields, set_aside, show_report
+from ostinato.server.middleware import accept_fields, set_aside, show_report
 from ostinato.server.next_prompts import offer_next
-from ostinato.server.prompting import AnswerReader, read_with, render_chat
+from ostinato.server.prompting import AnswerReader, read_with, render_chat, render_prompt
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import Delta, Deltas, begin, until_gone
 
 OutputT = TypeVar("OutputT")
-BodyT = TypeVar("BodyT", ChatBody, MessagesBody, ResponsesBody)
+BodyT = TypeVar("BodyT", bound=ConversationBody)
+
+_STAND_IN: Message = {"role": "user", "content": "?"}
+"""Templates need a message; this one stands in where a mark has none before it."""
+
+_HEAD_ONLY = {"add_generation_prompt": False, "continue_final_message": False}
+"""Options of a template that ends where its messages end."""
 
 
 def open_call(
@@ -74,7 +79,7 @@ def open_call(
         prompt=sender(
             caller,
             body.cache_salt,
-            adapter=adapter_of(state, body.model),
+            adapter=state.adapter_of(body.model),
             cache_read=body.cache.read,
             cache_write=body.cache.write,
             keep_tokens=body.keep_tokens,
@@ -82,28 +87,8 @@ def open_call(
         request_id=f"{body.id_prefix}{uuid.uuid4().hex}",
         **body.call_settings(),
     )
-    check_room(state, caller, [call] * num_prompts)
+    check_room(state, caller, call, num_prompts)
     return call
-
-
-def adapter_of(state: ServerState, name: str) -> str:
-    """Return the adapter of a model name; empty for the base model.
-
-    Raises:
-        ApiError: This server has no such model (404).
-    """
-    if name in state.config.model_names:
-        return ""
-    adapters = state.llm.engine.adapters.by_name
-    if name not in adapters:
-        known = ", ".join([*state.config.model_names, *adapters])
-        raise ApiError(
-            404,
-            f"model={name!r:.200}: this server has {known}",
-            param="model",
-            code="model_not_found",
-        )
-    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +122,39 @@ class Conversation(Generic[BodyT]):
     async def measure(
         self, marks: Sequence[Breakpoint], before: Sequence[Message] = ()
     ) -> list[Covered]:
-        """Return what each mark of the prompt covers; ``before`` precedes the body's messages."""
-        tokens = self.rendered.tokens
-        return await measure(self.state, self.call.prompt, self.body, marks, tokens, before)
+        """Return what each mark covers and for how long, in order.
+
+        The conversation is rendered up to a mark and compared with the whole prompt, so no chat
+        template needs to be understood.
+
+        Args:
+            marks: The marks of the body, in order.
+            before: Messages that precede those of the body.
+
+        Raises:
+            RequestError: The template refuses a conversation that ends at a mark.
+        """
+        state, prompt, body = self.state, self.call.prompt, self.body
+        tokens = self.rendered.tokens.tokens
+        places = list[Covered]()
+        for mark in marks:
+            part = [*before, *body.conversation(mark.num_blocks)]
+            settle = partial(state.stabiliser.settle, part)
+            messages = (await state.llm.tokenizing.run(settle, prompt.cache_salt)).messages
+            images = prompt.images[: len(images_in(messages))]
+            messages = without_sources(messages)
+            if not any(message["role"] == "user" for message in messages):
+                messages = [*messages, _STAND_IN]
+            options = {**body.template(), **_HEAD_ONLY}
+            try:
+                context = replace(prompt, images=images)
+                head = await render_prompt(state, messages, body.tool_use, context, **options)
+            except RequestError as error:
+                raise RequestError(f"cache_control cannot be placed there: {error}") from error
+            num_common = num_common_tokens(head.tokens.tokens.tobytes(), tokens.tobytes())
+            num_tokens = state.llm.tokenizing.num_tokens(images, tokens[:num_common])
+            places.append(Covered(num_tokens, len(images), mark.terms))
+        return places
 
     def note(self, output: CompletionOutput, answer: ParsedAnswer) -> None:
         """Note a complete continuation in the ledger of turns, before its client has all of it.
@@ -178,7 +193,7 @@ async def open_chat(
     state: ServerState,
     caller: Caller,
     body: BodyT,
-    before: Callable[[], Sequence[Message]] = tuple,
+    before: Sequence[Message] = (),
 ) -> Conversation[BodyT]:
     """Render a conversation; choose how its answer is sampled and parsed.
 
@@ -187,7 +202,7 @@ async def open_chat(
         state: Server state.
         caller: Its sender.
         body: Its body.
-        before: Returns messages that precede those of the body; called once there is room.
+        before: Messages that precede those of the body.
 
     Raises:
         ApiError: A field is refused (400), this server has no such model (404), or no room now
@@ -197,7 +212,7 @@ async def open_chat(
     """
     accept_fields(request, state, body)
     call = open_call(state, caller, body, chat_params(body, state.formats))
-    messages = [*before(), *body.conversation()]
+    messages = [*before, *body.conversation()]
     settled = await set_aside(request, state, call.prompt.cache_salt, messages)
     messages, prompt = settled.messages, replace(call.prompt, keep_reasoning=body.keep_reasoning)
     prompt, rendered = await render_chat(state, prompt, body, messages)
@@ -215,44 +230,34 @@ async def open_chat(
     return Conversation(state, caller, body, call, reader, rendered, messages)
 
 
-async def count_prompt(
-    request: Request,
-    state: ServerState,
-    caller: Caller,
-    body: CountBody | ResponsesBody,
-    messages: Sequence[Message],
-) -> int:
-    """Count the tokens of a conversation's prompt, without running it; as ``open_chat``."""
-    accept_fields(request, state, body)
-    prompt = sender(
-        caller,
-        body.cache_salt,
-        adapter=adapter_of(state, body.model),
-        keep_tokens=body.keep_tokens,
-        keep_reasoning=body.keep_reasoning,
-    )
-    settled = await set_aside(request, state, prompt.cache_salt, messages)
-    prompt, rendered = await render_chat(state, prompt, body, settled.messages)
-    return state.llm.tokenizing.num_tokens(prompt.images, rendered.tokens.tokens)
-
-
-async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -> Conversation[Any]:
+async def lease_marks(
+    chat: Conversation[BodyT], before: Sequence[Message] = ()
+) -> Conversation[BodyT]:
     """Return a conversation whose prompt is leased up to the marks of its body.
-
-    OpenAI's marks only speed later requests up, so that a template that ends no turn at one of them
-    refuses no request.
 
     Args:
         chat: The conversation.
         before: Messages that precede those of the body.
+
+    Raises:
+        RequestError: The template refuses a conversation that ends at a mark.
     """
     if not (marks := chat.body.breakpoints()):
         return chat
+    return replace(chat, call=replace(chat.call, kept=tuple(await chat.measure(marks, before))))
+
+
+async def lease_possible_marks(
+    chat: Conversation[BodyT], before: Sequence[Message] = ()
+) -> Conversation[BodyT]:
+    """Lease a prompt up to its marks, unless the template ends no turn at one of them.
+
+    OpenAI's marks only speed later requests up, so that such a mark refuses no request.
+    """
     try:
-        kept = await chat.measure(marks, before)
+        return await lease_marks(chat, before)
     except RequestError:
         return chat
-    return replace(chat, call=replace(chat.call, kept=tuple(kept)))
 
 
 class Answer(Protocol[OutputT]):
@@ -300,18 +305,22 @@ class ChatAnswer(Generic[BodyT]):
         chat: The conversation.
         last: The newest output; None before the first.
         answers: What was parsed of each continuation so far.
+        created: When it was begun, in seconds since 1970.
     """
 
     chat: Conversation[BodyT]
     last: RequestOutput | None = field(init=False, default=None)
-    answers: list[ParsedAnswer] = field(init=False)
-    _parsers: list[AnswerParser] = field(init=False)
+    answers: list[ParsedAnswer] = field(init=False, default_factory=list)
+    created: int = field(init=False)
+    _parsers: list[AnswerParser] = field(init=False, default_factory=list)
     _deltas: Deltas = field(init=False, default_factory=Deltas)
 
     def __post_init__(self) -> None:
         """Parse each continuation by itself."""
-        self._parsers = [self.chat.reader.parser() for _ in range(self.chat.call.params.n)]
-        self.answers = [ParsedAnswer() for _ in self._parsers]
+        self.created = int(time.time())
+        for _ in range(self.chat.call.params.n):
+            self._parsers.append(self.chat.reader.parser())
+            self.answers.append(ParsedAnswer())
 
     def read(self, delta: Delta) -> list[Piece]:
         """Parse the new part of a continuation."""
@@ -327,10 +336,9 @@ class ChatAnswer(Generic[BodyT]):
     async def take(self, output: RequestOutput) -> Sequence[bytes]:
         """Return the events of what an output adds."""
         events = list[bytes]()
-        if self.last is None:
-            await self.computed(output)
+        is_first, self.last = self.last is None, output
+        if is_first:
             events += self.opening()
-        self.last = output
         for delta in self._deltas.take(output):
             events += self.added(delta)
             if delta.is_last:  # noted before its client has all of it
@@ -344,8 +352,6 @@ class ChatAnswer(Generic[BodyT]):
         whole: Mapping[str, Any] | None = None
         async with aclosing(self.outputs()) as outputs:
             async for output in outputs:
-                if self.last is None:
-                    await self.computed(output)
                 self.last = output
                 if output.finished:  # noted before the next prompt is prepared
                     whole = self.body_of(self._deltas.take(output))
@@ -359,11 +365,8 @@ class ChatAnswer(Generic[BodyT]):
         """Prepare the prompt that follows the answer, beside the response."""
         chat = self.chat
         if chat.state.llm.prepares_next:
-            turn = chat.call, chat.reader, chat.messages, last
+            turn = chat.call, chat.messages, last, self.answers[0]
             chat.state.run_beside(offer_next(chat.state, chat.body, *turn))
-
-    async def computed(self, first: RequestOutput) -> None:
-        """Note that the prompt is computed: its first output is there."""
 
     def opening(self) -> Iterable[bytes]:
         """Return the events before all others."""

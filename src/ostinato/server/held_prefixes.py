@@ -8,7 +8,7 @@ of its own. Otherwise a busy prompt would be leased thousands of times.
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.core.identity import is_salt_of
@@ -92,12 +92,14 @@ class HeldPrefixes:
 
 async def hold_all(
     held: HeldPrefixes, prompt_context: Prompt, places: Sequence[Covered], output: RequestOutput
-) -> AsyncIterator[tuple[Covered, int]]:
-    """Lease the beginnings of a prompt that was just computed; yield how much of each is leased."""
+) -> list[tuple[Covered, int]]:
+    """Lease the beginnings of a prompt that was just computed; return how much of each is."""
     tokens, num_cached = output.prompt_token_ids, output.num_cached_tokens
+    leased = list[tuple[Covered, int]]()
     for place in places:
         if not place.num_tokens:
             continue
         beginning = replace(prompt_context, images=prompt_context.images[: place.num_images])
         receipt = await held.hold(beginning, tokens[: place.num_tokens], place.terms, num_cached)
-        yield place, receipt.num_tokens
+        leased.append((place, receipt.num_tokens))
+    return leased

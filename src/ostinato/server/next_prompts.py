@@ -14,9 +14,9 @@ from ostinato.core.errors import OstinatoError
 from ostinato.engine.prompts.next_prompt import known_head
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.protocol.conversation import Message, add_reasoning
-from ostinato.server.answers.answer_parser import parse_answer
+from ostinato.server.answers.answer_parser import ParsedAnswer
 from ostinato.server.call import GenerateCall
-from ostinato.server.prompting import AnswerReader, ChatFields, render_prompt
+from ostinato.server.prompting import ChatFields, render_prompt
 from ostinato.server.state import ServerState
 
 logger = logging.getLogger("ostinato")
@@ -29,9 +29,9 @@ async def offer_next(
     state: ServerState,
     body: ChatFields,
     call: GenerateCall,
-    reader: AnswerReader,
     messages: Sequence[Message],
     output: RequestOutput,
+    answer: ParsedAnswer,
 ) -> None:
     """Render the next prompt up to the user's words, and offer it; does nothing where it cannot.
 
@@ -39,16 +39,15 @@ async def offer_next(
         state: Server state.
         body: Of the request: its tools and the variables of its template.
         call: The call that was answered.
-        reader: How its answer is parsed.
         messages: The conversation up to the answer.
         output: The call's last output.
+        answer: What was parsed of its first continuation.
     """
     options = body.template()
     is_opened = options.get("add_generation_prompt", True)
     is_plain = not call.prompt.images and len(output.outputs) == 1
     if not (is_plain and is_opened) or output.outputs[0].finish_reason != "stop":
         return
-    answer = parse_answer(output.outputs[0].text, reader.parser())
     message: Message = {"role": "assistant", "content": answer.text}
     if answer.has_calls:
         await asyncio.sleep(_LOOP_PAUSE_S)

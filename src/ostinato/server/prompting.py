@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from fastapi import Request
 from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.errors import RequestError
@@ -31,8 +32,13 @@ from ostinato.engine.prompts.chat_turns import RenderedChat
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.protocol.conversation import Message, ToolUse
+from ostinato.protocol.messages import CountBody
+from ostinato.protocol.responses import ResponsesBody
+from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer
+from ostinato.server.call import sender
+from ostinato.server.middleware import accept_fields, set_aside
 from ostinato.server.state import ServerState
 from ostinato.settings import KeepReasoning
 
@@ -305,6 +311,27 @@ async def render_chat(
     prompt_context = replace(prompt_context, images=images)
     chat = await render_prompt(state, messages, body.tool_use, prompt_context, **options)
     return prompt_context, chat
+
+
+async def count_prompt(
+    request: Request,
+    state: ServerState,
+    caller: Caller,
+    body: CountBody | ResponsesBody,
+    messages: Sequence[Message],
+) -> int:
+    """Count the tokens of a conversation's prompt, without running it."""
+    accept_fields(request, state, body)
+    prompt = sender(
+        caller,
+        body.cache_salt,
+        adapter=state.adapter_of(body.model),
+        keep_tokens=body.keep_tokens,
+        keep_reasoning=body.keep_reasoning,
+    )
+    settled = await set_aside(request, state, prompt.cache_salt, messages)
+    prompt, rendered = await render_chat(state, prompt, body, settled.messages)
+    return state.llm.tokenizing.num_tokens(prompt.images, rendered.tokens.tokens)
 
 
 def _check_variables(options: Mapping[str, Any]) -> None:

@@ -36,8 +36,7 @@ from ostinato.protocol.sampling import CACHE_SALT, CacheUse, ShortText
 from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall, sender
 from ostinato.server.errors import ApiError
-from ostinato.server.generation import adapter_of
-from ostinato.server.middleware.fields import accept_fields
+from ostinato.server.middleware import accept_fields
 from ostinato.server.prompting import ChatFields, render_chat
 from ostinato.server.serving import check_room, hold_places, last_output, serve
 from ostinato.server.state import ServerState
@@ -116,7 +115,7 @@ class ScoringCall:
             ApiError: There is no room (400, 429).
             RequestError: The template refuses it, or an image cannot be loaded.
         """
-        check_room(self.state, self.caller, [self._call(0, Prompt(), SamplingParams())])
+        check_room(self.state, self.caller, self._call(0, Prompt(), SamplingParams()))
         prompt_context = replace(
             self.prompt_context, keep_tokens=body.keep_tokens, keep_reasoning=body.keep_reasoning
         )
@@ -145,9 +144,8 @@ class ScoringCall:
             RequestError: An item can never be served; none was computed.
         """
         window = min(self._max_window, len(items))
-        with hold_places(
-            self.state, self.caller, [self._call(0, Prompt(), SamplingParams())] * window
-        ):
+        call = self._call(0, Prompt(), SamplingParams())
+        with hold_places(self.state, self.caller, call, window):
             return await self._outputs(await self._calls(make, items, noun, first), window)
 
     def response(self, outputs: Sequence[RequestOutput], **own: Any) -> dict[str, Any]:
@@ -263,7 +261,7 @@ async def answer(
         sender(
             caller,
             body.cache_salt,
-            adapter=adapter_of(state, body.model),
+            adapter=state.adapter_of(body.model),
             cache_read=body.cache.read,
             cache_write=body.cache.write,
         ),

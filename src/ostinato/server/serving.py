@@ -8,7 +8,7 @@ its prompt on request, and notifies observers::
 """
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 
 from ostinato.core.request import FinishReason
@@ -24,21 +24,20 @@ from ostinato.server.telemetry.observer import ServedRequest
 
 @contextmanager
 def hold_places(
-    state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
+    state: ServerState, caller: Caller, call: GenerateCall, num_calls: int = 1
 ) -> Iterator[None]:
-    """Admit calls together: all of their continuations count as running until the block is left.
+    """Admit so many calls together: all continuations count as running until the block is left.
 
     Raises:
         ApiError: There is no room for all of them now (429) or ever (400), a priority is refused
             (400), or the server is draining (503).
     """
     try:
-        num_sequences = _require_room(state, caller, calls)
-        for call in calls:
-            caller.priority_of(call.priority)
+        num_sequences = _require_room(state, caller, call, num_calls)
+        caller.check_priority(call.priority)
         state.rate_limit.enter(caller, num_sequences)
     except ApiError as error:
-        _note_refusal(state, caller, calls, error)
+        _note_refusal(state, caller, call, error)
         raise
     try:
         yield
@@ -62,8 +61,8 @@ async def serve(
 
     Effects: closing the generator early cancels the request and frees its blocks.
     """
-    with nullcontext() if is_held else hold_places(state, caller, [call]):
-        prompt, priority = call.prompt, caller.priority_of(call.priority)
+    with nullcontext() if is_held else hold_places(state, caller, call):
+        prompt, priority = call.prompt, caller.priority + call.priority
         record = ServedRequest(call.request_id, call, caller, prompt.cache_salt, time.monotonic())
         try:
             for observer in state.observers:
@@ -103,26 +102,23 @@ async def last_output(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOu
     return last
 
 
-def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]) -> int:
+def check_room(state: ServerState, caller: Caller, call: GenerateCall, num_calls: int = 1) -> None:
     """Refuse calls that do not fit together, before any of them starts.
-
-    Returns:
-        How many continuations they have.
 
     Raises:
         ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
     try:
-        return _require_room(state, caller, calls)
+        _require_room(state, caller, call, num_calls)
     except ApiError as error:
-        _note_refusal(state, caller, calls, error)
+        _note_refusal(state, caller, call, error)
         raise
 
 
-def _require_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]) -> int:
-    config = state.config
-    widths = [call.params.num_sequences for call in calls]
-    num_sequences, max_per_prompt = sum(widths), max(widths)
+def _require_room(state: ServerState, caller: Caller, call: GenerateCall, num_calls: int) -> int:
+    """Return how many continuations calls with these parameters have."""
+    config, max_per_prompt = state.config, call.params.num_sequences
+    num_sequences = max_per_prompt * num_calls
     if state.is_draining:
         raise stopping("the server is shutting down: send the request to another one")
     if max_per_prompt > config.max_n:
@@ -148,7 +144,6 @@ def _full(reason: str, code: str) -> ApiError:
     return ApiError(
         429,
         f"{reason}: retry after 1 s",
-        kind="rate_limit_error",
         code=code,
         headers={"Retry-After": "1"},
     )
@@ -164,19 +159,17 @@ def _too_many(name: str, value: int, limit: int, option: str) -> ApiError:
     )
 
 
-def _note_refusal(
-    state: ServerState, caller: Caller, calls: Sequence[GenerateCall], error: ApiError
-) -> None:
+def _note_refusal(state: ServerState, caller: Caller, call: GenerateCall, error: ApiError) -> None:
     for observer in state.observers:
-        observer.refused(caller, calls[0], error)
+        observer.refused(caller, call, error)
 
 
 async def _begin(state: ServerState, record: ServedRequest, output: RequestOutput) -> None:
     """Lease a prompt once it is computed, charge for it, and notify observers."""
     call, held = record.call, state.held_prefixes
     if call.kept:
-        lengths = [n async for _, n in hold_all(held, call.prompt, call.kept, output)]
-        call.num_retained_tokens.append(max(lengths, default=0))
+        call.leased.extend(await hold_all(held, call.prompt, call.kept, output))
+        call.num_retained_tokens.append(max([length for _, length in call.leased], default=0))
     if call.retention is not None:  # repeated requests share one lease
         record.lease = await held.hold(
             call.prompt, output.prompt_token_ids, call.retention, output.num_cached_tokens
@@ -201,6 +194,5 @@ def _raise_if_failed(output: RequestOutput) -> None:
         raise ApiError(
             503,
             "the request was cancelled: the server shuts down, or its tenant is being erased",
-            kind="server_error",
             code="cancelled",
         )

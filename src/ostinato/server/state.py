@@ -18,6 +18,7 @@ from ostinato.server.access.rate_limit import RateLimit
 from ostinato.server.access.unread_output import UnreadOutput
 from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.config import ServerConfig
+from ostinato.server.errors import unknown_name
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.response_store import ResponseStore
 from ostinato.server.telemetry.engine_watch import EngineWatch
@@ -88,6 +89,20 @@ class ServerState:
     def fingerprint(self) -> str:
         """Identifies the current weights; changes when they are updated."""
         return f"fp_{self.llm.engine.loaded.fingerprint.hex()[:16]}"
+
+    def adapter_of(self, name: str) -> str:
+        """Return the adapter of a model name; empty for the base model.
+
+        Raises:
+            ApiError: This server has no such model (404).
+        """
+        if name in self.config.model_names:
+            return ""
+        adapters = self.llm.engine.adapters.by_name
+        if name not in adapters:
+            known = ", ".join([*self.config.model_names, *adapters])
+            raise unknown_name("model", name, f"this server has {known}", "model_not_found")
+        return name
 
     def __post_init__(self) -> None:
         """Create the state, and choose the formats of answers.

@@ -6,7 +6,7 @@ later errors are sent as events.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -172,13 +172,12 @@ class Delta:
         return self.finish_reason is not None
 
 
+@dataclass(slots=True)
 class Deltas:
     """Tracks how much of each continuation was sent."""
 
-    def __init__(self) -> None:
-        """Start with nothing sent."""
-        self._sent: dict[int, tuple[int, int]] = {}  # index: characters, tokens
-        self._ended: set[int] = set()
+    _sent: dict[int, tuple[int, int]] = field(default_factory=dict)  # index: characters, tokens
+    _ended: set[int] = field(default_factory=set)
 
     def take(self, output: RequestOutput) -> list[Delta]:
         """Return what each continuation gained since the last call."""

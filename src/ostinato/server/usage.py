@@ -40,7 +40,8 @@ class Usage:
         for output in outputs:
             prompt += len(output.prompt_token_ids)
             cached += output.num_cached_tokens
-            generated += sum(map(len, [part.token_ids for part in output.outputs]))
+            for part in output.outputs:
+                generated += len(part.token_ids)
             kept += output.num_kept_tokens
             sources.update(output.cached_tokens_from)
             drafted += output.num_drafted_tokens

@@ -14,10 +14,11 @@ import pytest
 from tokenizers import AddedToken
 
 from ostinato import AsyncLLM
+from ostinato.server.answers.answer_formats import TOOL_FORMATS
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.checkpoints import make_config, make_tokenizer, save_checkpoint
-from tests.support.servers import await_idle_server, serving
+from tests.support.servers import await_idle, await_idle_server, serving
 
 PLAIN_TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
@@ -35,9 +36,28 @@ TOOL_TEMPLATE = (
 )
 """Knows tools, and the tags."""
 
+THINKING_TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{% if m['reasoning_content'] %}<think>"
+    "{{ m['reasoning_content'] }}</think>{% endif %}{{ m['content'] }}\n{% endfor %}"
+    "{% if tools %}TOOLS{% endif %}{% if add_generation_prompt %}[assistant]"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+    "{% endif %}"
+)
+"""Begins the answer with reasoning, unless ``enable_thinking`` is false."""
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 """As Qwen's tokenizers have them: one token each, and not special."""
+
+
+CITIES: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+"""Parameters of a tool that tells the weather."""
+
+WEATHER_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
 
 def prompt_and_answer(
@@ -76,6 +96,23 @@ def serve_scribe(
     state = ServerState(llm, ServerConfig(model_names=("scribe",)))
     with serving(state) as url:
         yield url, state
+    llm.shutdown()
+
+
+@pytest.fixture(scope="package")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
+    """Load a model whose marks are tokens, and whose template begins the thinking."""
+    path = tmp_path_factory.mktemp("marked")
+    save_checkpoint(path, make_config("llama", max_position_embeddings=4096, vocab_size=352))
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<think>", "</think>"])
+    special = {mark for one in TOOL_FORMATS.values() for mark in one.marks} - {"<tool_call>"}
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted(special)})
+    tokenizer.chat_template = THINKING_TEMPLATE
+    tokenizer.save_pretrained(path)
+    llm = AsyncLLM(str(path), dtype="float32", num_blocks=512)
+    yield llm
+    await_idle(llm)
     llm.shutdown()
 
 

@@ -70,15 +70,6 @@ def test_a_schema_is_kept(client: openai.OpenAI):
         assert choice.finish_reason == "stop"
 
 
-def test_a_schema_is_kept_in_a_stream(client: openai.OpenAI):
-    schema = {"name": "person", "schema": PERSON}
-    stream = ask(
-        client, response_format={"type": "json_schema", "json_schema": schema}, stream=True
-    )
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-    assert set(json.loads(text)) == {"name", "age"}
-
-
 def test_an_object_begins_like_one(client: openai.OpenAI):
     answer = ask(client, response_format={"type": "json_object"}, max_tokens=30)
     assert answer.choices[0].message.content.startswith("{")
@@ -88,12 +79,6 @@ def test_text_as_a_format_binds_nothing(client: openai.OpenAI):
     forms: Any = ({}, {"response_format": {"type": "text"}})
     texts = [ask(client, max_tokens=5, **form).choices[0].message.content for form in forms]
     assert texts[0] == texts[1]
-
-
-def test_completions_take_forms_as_well(client: openai.OpenAI):
-    body = {"structured_outputs": {"regex": "[a-c]{4}"}}
-    answer = client.completions.create(model="scribe", prompt="x", extra_body=body)
-    assert len(answer.choices[0].text) == 4 and set(answer.choices[0].text) <= set("abc")
 
 
 @pytest.mark.parametrize(

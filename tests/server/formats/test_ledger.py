@@ -70,6 +70,7 @@ class Chat:
         self.salt, self.more = salt, more
         self.header = ""
         self.counts: list[tuple[int, int, int]] = []  # of each turn: prompt, hits, answer
+        self.num_kept = 0  # tokens of the newest prompt that are as they were generated
         self.answer: dict[str, Any] = {}
 
     def user(self, text: str) -> Any:
@@ -84,7 +85,10 @@ class Chat:
         answer = http.post(self.path, json={**body, **self.body(text), **says(text)})
         assert answer.status_code == 200, answer.text
         self.header, self.answer = answer.headers.get(LEDGER, ""), answer.json()
-        self.counts.append(self.usage(self.answer["usage"]))
+        usage = self.answer["usage"]
+        self.counts.append(self.usage(usage))
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
+        self.num_kept = details.get("kept_tokens", 0)
         self.items += self.sent_back(self.answer)
         return self.answer
 
@@ -238,6 +242,24 @@ def test_without_kept_tokens_the_same_client_misses_its_earlier_turns(
     agent = tool_loop(http, Chat("plain", keep_tokens=False), 3)
     (*_, last), missed = agent.counts, append_only[2]
     assert last[0] - last[1] > 1.5 * missed and not agent.header
+
+
+@pytest.mark.parametrize("client", [Chat, Responses, Messages])
+def test_usage_says_how_many_tokens_are_as_they_were_generated(
+    http: httpx.Client, client: type[Chat]
+):
+    """All of the earlier answers, or none on request; ``/tokenize`` shows both."""
+    kept = tool_loop(http, client(f"kept {client.path}"), 4)
+    assert kept.num_kept == sum(answer for *_, answer in kept.counts[:-1])
+    anew = tool_loop(http, client(f"anew {client.path}", keep_tokens=False), 4)
+    assert anew.num_kept == 0 and anew.header == ""
+    if client is Chat:
+        body = {"messages": kept.items, "tools": list(kept.tools), "cache_salt": kept.salt}
+        first, second = (
+            http.post("/tokenize", json={**body, "keep_tokens": keep}).json()["tokens"]
+            for keep in (True, False)
+        )
+        assert first != second
 
 
 def streamed(http: httpx.Client, agent: Chat, text: str) -> list[dict[str, Any]]:

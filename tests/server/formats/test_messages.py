@@ -9,20 +9,15 @@ import httpx
 import pytest
 
 from ostinato.server.state import ServerState
-from tests.server.formats.conftest import says
+from tests.server.formats.conftest import CITIES, says
+from tests.server.formats.conftest import WEATHER_CALL as CALL
 
 WEATHER: Any = {
     "name": "get_weather",
     "description": "Tell the weather.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Oslo"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
+    "input_schema": CITIES,
 }
 ASK: list[Any] = [{"role": "user", "content": "How is the weather in Paris?"}]
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 LONG = "You are a helpful assistant. Answer briefly, and say so if you do not know. " * 5
 
 
@@ -70,16 +65,6 @@ def test_it_says_why_it_ended(claude: anthropic.Anthropic, settings, reason, seq
     answer = ask(claude, extra_body=says("Very well."), **settings)
     assert (answer.stop_reason, answer.stop_sequence) == (reason, sequence)
     assert answer.content[0].text == text or reason == "max_tokens"
-
-
-def test_a_stream_brings_the_same_text(claude: anthropic.Anthropic):
-    settings: Any = {"model": "scribe", "max_tokens": 100, "messages": ASK}
-    with claude.messages.stream(**settings, extra_body=says("Very well, sir.")) as stream:
-        text = "".join(stream.text_stream)
-        final = stream.get_final_message()
-
-    assert text == final.content[0].text == "Very well, sir."
-    assert final.stop_reason == "end_turn" and final.usage.output_tokens > 0
 
 
 def test_events_come_in_order(claude: anthropic.Anthropic):

@@ -19,25 +19,14 @@ from ostinato.core.errors import ConfigError
 from ostinato.server.answers.answer_formats import TOOL_FORMATS, AnswerFormats
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.server.formats.conftest import says
-from tests.support.checkpoints import make_config, make_tokenizer, save_checkpoint
-from tests.support.servers import await_idle, serving
+from tests.server.formats.conftest import CITIES, says
+from tests.support.checkpoints import make_tokenizer
+from tests.support.servers import serving
 
 SAID = "<think>Rain, I fear.</think>\n\nIt rains."
 ASK: Any = [{"role": "user", "content": "How is the weather?"}]
-ARGUMENTS = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}},
-             "required": ["city"], "additionalProperties": False}  # fmt: skip
-WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": ARGUMENTS}}
-ANSWER: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": ARGUMENTS}}
-THINKING_TEMPLATE = (
-    "{% for m in messages %}[{{ m['role'] }}]{% if m['reasoning_content'] %}<think>"
-    "{{ m['reasoning_content'] }}</think>{% endif %}{{ m['content'] }}\n{% endfor %}"
-    "{% if tools %}TOOLS{% endif %}{% if add_generation_prompt %}[assistant]"
-    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
-    "{% endif %}"
-)
-MARKS = ["<think>", "</think>"]
-SPECIAL = sorted({mark for one in TOOL_FORMATS.values() for mark in one.marks} - {"<tool_call>"})
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": CITIES}}
+ANSWER: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITIES}}
 
 
 def served(llm: AsyncLLM, **settings: Any) -> Any:
@@ -49,22 +38,6 @@ def thinker(scribe: tuple[str, ServerState]) -> Iterator[str]:
     """Serve a model whose template says nothing of thoughts; it may begin with them."""
     with served(scribe[1].llm, reasoning_parser="qwen3") as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    """Load a model whose marks are tokens, and whose template begins the thinking."""
-    path = tmp_path_factory.mktemp("marked")
-    save_checkpoint(path, make_config("llama", max_position_embeddings=4096, vocab_size=352))
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(MARKS)
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
-    tokenizer.chat_template = THINKING_TEMPLATE
-    tokenizer.save_pretrained(path)
-    llm = AsyncLLM(str(path), dtype="float32", num_blocks=512)
-    yield llm
-    await_idle(llm)
-    llm.shutdown()
 
 
 def chat(url: str, **settings: Any) -> Any:
@@ -138,13 +111,13 @@ def test_a_form_begins_after_the_thoughts_that_the_template_began(marked: AsyncL
     with served(marked, reasoning_parser="deepseek_r1") as url:
         asked = {"response_format": ANSWER, "logit_bias": {str(close): 100}}
         answer = chat(url, **asked)
-        assert json.loads(answer.choices[0].message.content)["city"] in ("Oslo", "Rome")
+        assert json.loads(answer.choices[0].message.content)["city"] in ("Oslo", "Paris")
         thinking = chat(url, response_format=ANSWER, max_tokens=4, logit_bias={str(close): -100})
         assert thinking.choices[0].message.content == ""
         assert thinking.usage.completion_tokens_details.reasoning_tokens == 4
         off = {"chat_template_kwargs": {"enable_thinking": False}}
         answer = chat(url, response_format=ANSWER, extra_body=off)
-        assert json.loads(answer.choices[0].message.content)["city"] in ("Oslo", "Rome")
+        assert json.loads(answer.choices[0].message.content)["city"] in ("Oslo", "Paris")
         history = [*ASK, {"role": "assistant", "content": "It rains.", "reasoning": "Hm."}, *ASK]
         assert chat(url, messages=history, max_tokens=1).usage.prompt_tokens > 1
 
@@ -162,11 +135,11 @@ def test_a_call_is_made_in_the_format_of_the_family(marked: AsyncLLM, fmt: str):
         assert len(one.message.tool_calls) == 1 and one.finish_reason == "tool_calls"
         for call in [*several.message.tool_calls, *one.message.tool_calls]:
             assert call.function.name == "weather"
-            assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+            assert json.loads(call.function.arguments)["city"] in ("Oslo", "Paris")
         calls = [call for chunk in chat(url, **asked, stream=True)
                  for call in chunk.choices[0].delta.tool_calls or ()]  # fmt: skip
         written = "".join(call.function.arguments for call in calls)
-        assert json.loads(written)["city"] in ("Oslo", "Rome")
+        assert json.loads(written)["city"] in ("Oslo", "Paris")
         [free] = chat(url, tools=[strict], max_tokens=8).choices  # its grammar compiles
         assert free.finish_reason in ("length", "stop", "tool_calls")
 

@@ -9,20 +9,15 @@ import pytest
 
 from ostinato.server.response_store import ResponseStore, StoredResponse
 from ostinato.server.state import ServerState
-from tests.server.formats.conftest import says
+from tests.server.formats.conftest import CITIES, says
+from tests.server.formats.conftest import WEATHER_CALL as CALL
 
 WEATHER: Any = {
     "type": "function",
     "name": "get_weather",
     "description": "Tell the weather.",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Oslo"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
+    "parameters": CITIES,
 }
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
 
 def ask(client: openai.OpenAI, asked: Any = "How is the weather in Paris?", **settings: Any) -> Any:

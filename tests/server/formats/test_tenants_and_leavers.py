@@ -61,23 +61,6 @@ def test_erasing_a_tenant_erases_what_is_remembered_of_it(keyed: Keyed):
         assert bob.responses.retrieve(stays.id).id == stays.id
 
 
-def test_kept_prefixes_of_tenants_do_not_meet(keyed: Keyed):
-    """The same prompt with the same breakpoint: each writes its own, and reads its own."""
-    control: Any = {"type": "ephemeral"}
-    asked: Any = {
-        "model": MODEL,
-        "max_tokens": 2,
-        "system": [{"type": "text", "text": LINE * 6, "cache_control": control}],
-        "messages": [{"role": "user", "content": "Well?"}],
-    }
-    for tenant in ("ann", "bob"):
-        with claude_of(keyed, keyed.keys[tenant]) as claude:
-            first, second = (claude.messages.create(**asked).usage for _ in range(2))
-        assert first.cache_read_input_tokens == 0 and first.cache_creation_input_tokens
-        assert second.cache_read_input_tokens and second.cache_creation_input_tokens == 0
-    keyed.administer("/admin/reset", {})
-
-
 def test_a_call_without_a_key_is_told_so_in_anthropics_shape(keyed: Keyed):
     with claude_of(keyed, "sk-guess") as claude, pytest.raises(anthropic.AuthenticationError) as no:
         claude.messages.create(

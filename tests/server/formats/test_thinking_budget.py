@@ -10,28 +10,9 @@ import pytest
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.server.formats.conftest import PLAIN_TEMPLATE
-from tests.support.checkpoints import make_config, make_tokenizer, save_checkpoint
-from tests.support.servers import await_idle, serving
+from tests.support.servers import serving
 
-MARKS = ["<think>", "</think>"]
-BEGUN = PLAIN_TEMPLATE.replace("[assistant] ", "[assistant]<think>\n")
 ASK = [{"role": "user", "content": "How is the weather?"}]
-
-
-@pytest.fixture(scope="module")
-def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    """Load a random model whose template begins the reasoning, and whose marks are tokens."""
-    path = tmp_path_factory.mktemp("budget")
-    save_checkpoint(path, make_config("llama", max_position_embeddings=4096, vocab_size=352))
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(MARKS)
-    tokenizer.chat_template = BEGUN
-    tokenizer.save_pretrained(path)
-    llm = AsyncLLM(str(path), dtype="float32", num_blocks=512)
-    yield llm
-    await_idle(llm)
-    llm.shutdown()
 
 
 @pytest.fixture(scope="module")

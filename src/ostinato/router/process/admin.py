@@ -89,7 +89,7 @@ class FleetAdmin:
         )
         decision = await self._fleet.choose(route_request, prompt.model, set())
         if decision is None:
-            raise ApiError(503, "no worker is well", "server_error", code="no_worker")
+            raise ApiError(503, "no worker is well", code="no_worker")
         record = self._decisions.add(decision, caller.tenant)
         if request.query.get("dry_run") in ("1", "true"):
             record.status = "explained"

@@ -139,7 +139,6 @@ def _too_many(reason: str) -> ApiError:
     return ApiError(
         429,
         f"{reason}: retry when some of them have finished",
-        kind="rate_limit_error",
         code="too_many_requests",
         headers={"Retry-After": "1"},
     )

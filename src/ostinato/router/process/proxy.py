@@ -135,7 +135,7 @@ class Proxy:
             ApiError: It asks for a priority that its caller may not have (400).
         """
         prompt = await self._tokens.read(path, body, caller.tenant)
-        caller.priority_of(prompt.priority)  # refused here for workers that know no keys
+        caller.check_priority(prompt.priority)  # refused here for workers that know no keys
         is_separate = self._is_separate
         salt = derive_salt(caller.salt, prompt.salt) if is_separate else prompt.salt
         session = session_of(headers, prompt.session)
@@ -202,7 +202,6 @@ class Proxy:
         raise ApiError(
             503,
             f"no worker answered this request ({reason}): retry in a second",
-            "server_error",
             code="no_worker",
             headers={"Retry-After": "1"},
         )

@@ -109,7 +109,7 @@ class Ingress:
                 assert isinstance(head, Head), "a replica sends the head first"
                 return call, answer, head
         message = "the engines that had this request were lost: try again soon"
-        raise ApiError(503, message, "server_error", code="no_worker", headers={"Retry-After": "1"})
+        raise ApiError(503, message, code="no_worker", headers={"Retry-After": "1"})
 
     async def _send(self, call: Call) -> Response:
         """Send a call to a replica, and return its response."""

@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from ostinato.core.errors import ConfigError
 from ostinato.engine.prompts.public_prefixes import ALL_PUBLIC
 from ostinato.server.access.keys import KeysFile, read_keys
-from ostinato.server.errors import ApiError
+from ostinato.server.errors import ApiError, unknown_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Caller:
     limits: Limits = NO_LIMITS
     public_prefixes: tuple[str, ...] = ()
 
-    def priority_of(self, priority: int) -> int:
-        """Combine the caller's priority with the one that a request asks for.
+    def check_priority(self, priority: int) -> None:
+        """Check the priority that a request asks for, which is added to the caller's.
 
         Raises:
             ApiError: It is higher than the caller is entitled to (400).
@@ -69,7 +69,6 @@ class Caller:
                 param="priority",
                 code="invalid_value",
             )
-        return self.priority + priority
 
 
 ANONYMOUS = Caller(may_go_first=True, may_administer=True, public_prefixes=(ALL_PUBLIC,))
@@ -90,13 +89,11 @@ class AnyCaller:
             ApiError: A name was given, and without keys there are no tenants (404).
         """
         if tenant:
-            raise ApiError(
-                404,
-                f"tenant={tenant!r:.200}: without keys there are no tenants; leave it out, or give "
-                "the cache_salt that its clients send",
-                param="tenant",
-                code="tenant_not_found",
+            reason = (
+                "without keys there are no tenants; leave it out, or give the cache_salt that its "
+                "clients send"
             )
+            raise unknown_name("tenant", tenant, reason, "tenant_not_found")
         return ANONYMOUS
 
     def name_of(self, salt: str) -> str:
@@ -158,12 +155,8 @@ class KeyedCallers:
         """
         entry = self.keys.tenants.get(tenant)
         if entry is None:
-            raise ApiError(
-                404,
-                f"tenant={tenant!r:.200}: the keys file has no such tenant",
-                param="tenant",
-                code="tenant_not_found",
-            )
+            reason = "the keys file has no such tenant"
+            raise unknown_name("tenant", tenant, reason, "tenant_not_found")
         return Caller(
             tenant=tenant,
             salt=self.keys.salt_of(tenant),
@@ -183,13 +176,14 @@ Callers = AnyCaller | KeyedCallers
 
 
 async def require_caller(request: Request) -> Caller:
-    """Return the caller; a dependency of every route except health.
+    """Return the caller, as the guard of bodies did; a dependency of every route except health.
 
     Raises:
         ApiError: No key, or an unknown one (401).
     """
+    caller: Caller | None = getattr(request.state, "caller", None)
     callers: Callers = request.app.state.server.callers
-    return callers.identify(request.headers)
+    return caller or callers.identify(request.headers)
 
 
 CallerDep = Annotated[Caller, Depends(require_caller)]
@@ -207,7 +201,6 @@ def require_administrator(caller: CallerDep) -> Caller:
             403,
             "this key does not administer: use one of a tenant whose entry says "
             '"administers": true',
-            kind="permission_error",
             code="not_an_administrator",
         )
     return caller

@@ -2,8 +2,8 @@
 
 Opening a connection without completing a request costs a client nothing, and the server a file
 descriptor. So a request's head has to arrive within ``header_timeout_s`` (its body within
-``body_timeout_s``, see ``guards``), both in pieces of a reasonable size, and where one address, or
-all together, have as many connections as allowed, the oldest one without a complete request is
+``body_timeout_s``, see ``middleware``), both in pieces of a reasonable size, and where one address,
+or all together, have as many connections as allowed, the oldest one without a complete request is
 closed in favour of the new one::
 
     connect ─► waiting ──request head──► serving ──response──► waiting (keep-alive)

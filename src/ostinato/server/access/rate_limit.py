@@ -114,7 +114,6 @@ def _too_much(what: str, wait_s: int) -> ApiError:
     return ApiError(
         429,
         f"{what}: retry in {wait_s} {seconds}",
-        kind="rate_limit_error",
         code="rate_limit_exceeded",
         headers={"Retry-After": str(wait_s)},
     )

@@ -11,7 +11,7 @@ from ostinato.server.access.callers import ADMIN_ONLY
 from ostinato.server.admin.bodies import LeaseBody, PrefixBody, UnpublishBody
 from ostinato.server.admin.prewarming import prewarm
 from ostinato.server.admin.statistics import name_of
-from ostinato.server.errors import ApiError
+from ostinato.server.errors import ApiError, unknown_name
 from ostinato.server.state import StateDep
 from ostinato.tenants.terms import LeaseId, LeaseStatus
 
@@ -63,12 +63,8 @@ async def end_lease(lease_id: int, state: StateDep) -> dict[str, bool]:
         ApiError: There is no such lease, or it has expired (404).
     """
     if not await state.llm.end_lease(LeaseId(lease_id)):
-        raise ApiError(
-            404,
-            f"lease_id={lease_id}: there is no such lease; it may have expired",
-            param="lease_id",
-            code="lease_not_found",
-        )
+        reason = "there is no such lease; it may have expired"
+        raise unknown_name("lease_id", lease_id, reason, "lease_not_found")
     return {"released": True}
 
 

@@ -15,7 +15,7 @@ So is white space until the next part is known. A malformed call is text.
 
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -82,14 +82,13 @@ class ToolCall:
     arguments: str
 
 
+@dataclass(slots=True)
 class ParsedAnswer:
     """A complete answer, assembled from its pieces in linear time."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._reasoning: list[str] = []
-        self._text: list[str] = []
-        self._calls: list[tuple[CallStart, list[str]]] = []
+    _reasoning: list[str] = field(default_factory=list)
+    _text: list[str] = field(default_factory=list)
+    _calls: list[tuple[CallStart, list[str]]] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
         """Add the next piece."""
@@ -125,10 +124,10 @@ class ParsedAnswer:
 
     def message(self) -> dict[str, Any]:
         """Return it as a message of the assistant, in OpenAI's format."""
-        calls = [
-            {"id": begun.call_id, "function": {"name": begun.name, "arguments": "".join(parts)}}
-            for begun, parts in self._calls
-        ]
+        calls = []
+        for begun, parts in self._calls:
+            function = {"name": begun.name, "arguments": "".join(parts)}
+            calls.append({"id": begun.call_id, "function": function})
         return {
             "role": "assistant",
             "content": self.text,

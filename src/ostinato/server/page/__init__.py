@@ -3,6 +3,6 @@
 Files in reading order:
 
 * ``figures``: time series of the page: tokens, latencies, queue, memory
-* ``comparison``: hits of plug-ins beside those of the built-in parts
-* ``state``, ``page``: the data and the files of the page (``static``)
+* ``state``: the data of the page, with hits of plug-ins beside those of the built-in parts
+* ``page``: the files of the page (``static``)
 """

@@ -1,8 +1,7 @@
 """``/v1/chat/completions``."""
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -31,8 +30,8 @@ from ostinato.server.answers.answer_parser import (
     TextPiece,
     ToolCall,
 )
-from ostinato.server.generation import ChatAnswer, lease_marks, open_chat, respond
-from ostinato.server.middleware.fields import DialectRoute
+from ostinato.server.generation import ChatAnswer, lease_possible_marks, open_chat, respond
+from ostinato.server.middleware import DialectRoute
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import DONE, Delta, event
 from ostinato.server.usage import Usage
@@ -43,15 +42,13 @@ router = APIRouter(tags=["chat"], route_class=DialectRoute)
 @router.post(ChatBody.dialect.path, response_model=ChatCompletion)
 async def chat(body: ChatBody, request: Request, state: StateDep, caller: CallerDep) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    chat = await lease_marks(await open_chat(request, state, caller, body))
+    chat = await lease_possible_marks(await open_chat(request, state, caller, body))
     return await respond(request, OpenAIAnswer(chat), body.stream)
 
 
 @dataclass(slots=True)
 class OpenAIAnswer(ChatAnswer[ChatBody]):
     """The answer as chat completions; each streamed choice begins with its role."""
-
-    created: int = field(default_factory=lambda: int(time.time()))
 
     def body_of(self, parts: Sequence[Delta]) -> ChatCompletion:
         """Return the complete response."""

@@ -20,7 +20,7 @@ from ostinato.server.answers.call_grammar import sampling_params
 from ostinato.server.call import GenerateCall, with_content
 from ostinato.server.errors import ApiError
 from ostinato.server.generation import open_call, respond
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.middleware import DialectRoute, accept_fields
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import DONE, Delta, Deltas, event

@@ -6,7 +6,6 @@ import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -21,10 +20,9 @@ from ostinato.protocol.completions import PromptBody, each_prompt
 from ostinato.protocol.conversation import ToolUse
 from ostinato.protocol.dialects import EMBEDDINGS
 from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
-from ostinato.protocol.tools import tool_use
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.call import with_content
-from ostinato.server.middleware.fields import DialectRoute
+from ostinato.server.middleware import DialectRoute
 from ostinato.server.scoring import ACTIVATION, ScoringCall, ScoringFields, answer
 from ostinato.server.state import StateDep
 
@@ -59,10 +57,10 @@ class InputFields(TemplateFields, ScoringFields):
         """All texts, by the field that gave them."""
         return {} if self.input is None else {"input": each_prompt(self.input)}
 
-    @cached_property
+    @property
     def tool_use(self) -> ToolUse:
         """Return the tools that the prompt describes: none."""
-        return tool_use([], None, True)
+        return ToolUse()
 
     async def prompts(self, call: ScoringCall, preface: str = "") -> list[Prompt]:
         """Return the prompts to pool; ``preface`` precedes each that is a text."""

@@ -17,7 +17,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.protocol.answers import Counted, MessageBody, MessageUsage, StopReason
 from ostinato.protocol.messages import CountBody, MessagesBody
 from ostinato.server.access.callers import CallerDep
@@ -28,12 +27,13 @@ from ostinato.server.answers.answer_parser import (
     ReasoningPiece,
     TextPiece,
 )
-from ostinato.server.breakpoints import Kept, keep
-from ostinato.server.call import Covered
-from ostinato.server.generation import ChatAnswer, count_prompt, open_chat, respond
-from ostinato.server.middleware.fields import DialectRoute
+from ostinato.server.generation import ChatAnswer, lease_marks, open_chat, respond
+from ostinato.server.middleware import DialectRoute
+from ostinato.server.prompting import count_prompt
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import Delta, named_event
+from ostinato.server.usage import Usage
+from ostinato.tenants.terms import ANTHROPIC_1H
 
 ENDPOINT = CountBody.dialect.path
 
@@ -45,9 +45,8 @@ async def create_message(
     body: MessagesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    chat = await open_chat(request, state, caller, body)
-    answer = AnthropicAnswer(chat, await chat.measure(body.breakpoints()))
-    return await respond(request, answer, body.stream)
+    chat = await lease_marks(await open_chat(request, state, caller, body))
+    return await respond(request, AnthropicAnswer(chat), body.stream)
 
 
 @router.post(f"{ENDPOINT}/count_tokens", response_model=Counted)
@@ -60,14 +59,8 @@ async def count_tokens(
 
 @dataclass(slots=True)
 class AnthropicAnswer(ChatAnswer[MessagesBody]):
-    """The answer as a message of blocks.
+    """The answer as a message of blocks."""
 
-    Attributes:
-        places: What each breakpoint covers.
-    """
-
-    places: list[Covered]
-    _kept: Kept | None = None
     _num_output_tokens: int = 0
     _num_blocks: int = 0
     _open: str | None = None  # kind of the open block
@@ -84,11 +77,6 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
             if given is not None:  # else it was truncated, and stop_reason says so
                 content.append({**_tool_use(call.call_id, call.name), "input": given})
         return self._message(content, len(part.token_ids), self._end(part, bool(answer.calls)))
-
-    async def computed(self, first: RequestOutput) -> None:
-        """Lease the prompt up to its breakpoints."""
-        held, prompt = self.chat.state.held_prefixes, self.chat.call.prompt
-        self._kept = await keep(held, prompt, self.places, first)
 
     def opening(self) -> Iterable[bytes]:
         """Return the beginning of the message, with the prompt's token counts."""
@@ -109,8 +97,27 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
         return _event("message_stop")
 
     def _usage(self, num_output_tokens: int) -> MessageUsage:
-        assert self._kept is not None, "a prompt is kept with its first output"
-        return self._kept.usage(num_output_tokens)
+        """Return Anthropic's ``usage``; its three input counts add up to the prompt."""
+        assert self.last is not None, "usage is sent from the first output on"
+        prompt, written = Usage.of([self.last]), {True: 0, False: 0}  # kept for an hour, or not
+        num_known = prompt.num_cached_tokens
+        for place, num_tokens in self.chat.call.leased:
+            written[place.terms == ANTHROPIC_1H] += max(0, num_tokens - num_known)
+            num_known = max(num_known, num_tokens)
+        usage = MessageUsage(
+            input_tokens=prompt.num_prompt_tokens - num_known,
+            cache_read_input_tokens=prompt.num_cached_tokens,
+            cache_creation_input_tokens=num_known - prompt.num_cached_tokens,
+            cache_creation={
+                "ephemeral_5m_input_tokens": written[False],
+                "ephemeral_1h_input_tokens": written[True],
+            },
+            output_tokens=num_output_tokens,
+        )
+        if prompt.num_kept_tokens:
+            usage["kept_tokens"] = prompt.num_kept_tokens
+        loaded: Any = {f"cache_read_{k}": n for k, n in prompt.loaded_tokens.items()}
+        return {**usage, **loaded}
 
     def _piece(self, piece: Piece) -> Iterator[bytes]:
         match piece:

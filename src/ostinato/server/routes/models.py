@@ -17,8 +17,7 @@ from ostinato.protocol.answers import ModelCard, ModelList
 from ostinato.protocol.body import Body
 from ostinato.runner.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE
 from ostinato.server.access.callers import ADMIN_ONLY, CallerDep
-from ostinato.server.errors import ApiError
-from ostinato.server.generation import adapter_of
+from ostinato.server.errors import ApiError, unknown_name
 from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -34,7 +33,7 @@ async def list_models(state: StateDep, caller: CallerDep) -> ModelList:
 @router.get("/models/{name:path}", response_model=ModelCard)
 async def get_model(name: str, state: StateDep, caller: CallerDep) -> ModelCard:
     """Describe the model of that name."""
-    adapter_of(state, name)
+    state.adapter_of(name)
     return _card(state, name)
 
 
@@ -83,12 +82,8 @@ async def unload_adapter(body: UnloadAdapterBody, state: StateDep) -> dict[str, 
     named = state.llm.engine.adapters.by_name.get(body.lora_name)
     number = None if named is None else named.request.lora_int_id
     if number is None or body.lora_int_id not in (None, number):
-        raise ApiError(
-            404,
-            f"lora_name={body.lora_name!r}: no such adapter is loaded",
-            param="lora_name",
-            code="model_not_found",
-        )
+        reason = "no such adapter is loaded"
+        raise unknown_name("lora_name", body.lora_name, reason, "model_not_found")
     await state.llm.remove_lora(body.lora_name)
     return {"lora_name": body.lora_name, "lora_int_id": number, "unloaded": True}
 
@@ -135,7 +130,6 @@ def _allowed(path: str, folders: tuple[str, ...]) -> Path:
     raise ApiError(
         403,
         f"lora_path={path!r:.200} is not below a folder that adapters may come from ({shown})",
-        kind="permission_error",
         param="lora_path",
         code="path_not_allowed",
     )

@@ -9,14 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from ostinato.core.errors import ConfigError
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.lab.simulate.savings import Workload, as_figures
 from ostinato.protocol.body import Body
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.call import GenerateCall, sender
-from ostinato.server.errors import ApiError
 from ostinato.server.serving import last_output, serve
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import until_gone
@@ -80,10 +78,6 @@ async def savings(
     """Return what a shared prefix saves, as ``ostinato savings --json`` does.
 
     Raises:
-        ApiError: The prompts are empty (400).
+        ConfigError: The prompts are empty.
     """
-    try:
-        workload = Workload(shared, suffix, requests, block_size)
-    except ConfigError as error:
-        raise ApiError(400, str(error), code="invalid_value") from error
-    return as_figures(workload)
+    return as_figures(Workload(shared, suffix, requests, block_size))

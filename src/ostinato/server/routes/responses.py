@@ -1,6 +1,5 @@
 """``/v1/responses``."""
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -8,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from ostinato.core.errors import RequestError
 from ostinato.protocol.answers import (
     DeletedResponse,
     InputTokens,
@@ -20,9 +20,10 @@ from ostinato.protocol.logprobs import chat_logprobs
 from ostinato.protocol.responses import ResponsesBody
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import TextPiece
-from ostinato.server.errors import ApiError
-from ostinato.server.generation import ChatAnswer, count_prompt, lease_marks, open_chat, respond
-from ostinato.server.middleware.fields import DialectRoute
+from ostinato.server.errors import ApiError, unknown_name
+from ostinato.server.generation import ChatAnswer, lease_possible_marks, open_chat, respond
+from ostinato.server.middleware import DialectRoute
+from ostinato.server.prompting import count_prompt
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.routes.response_items import Event, ItemWriter
 from ostinato.server.state import ServerState, StateDep
@@ -39,14 +40,9 @@ async def create_response(
     body: ResponsesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    old: list[Message] = []
-
-    def before() -> list[Message]:
-        old.extend(_earlier(state, caller, body))
-        return [*body.head(), *old]
-
-    chat = await open_chat(request, state, caller, body, before)
-    chat = await lease_marks(chat, [*body.head(), *old])
+    old = _earlier(state, caller, body)
+    before = [*body.head(), *old]
+    chat = await lease_possible_marks(await open_chat(request, state, caller, body, before), before)
     return await respond(request, ResponseAnswer(chat, old), body.stream)
 
 
@@ -132,15 +128,13 @@ async def cancel_response(response_id: str, state: StateDep, caller: CallerDep) 
     """Refuse: only background responses can be cancelled, and there are none.
 
     Raises:
-        ApiError: It has ended (400), or is unknown (404).
+        RequestError: It has ended.
+        ApiError: It is unknown (404).
     """
     _stored(state, caller, response_id, "response_id")
-    raise ApiError(
-        400,
+    raise RequestError(
         f"response_id={response_id!r:.120}: only a response created with background=true can be "
-        "cancelled; close the connection of one that is running",
-        param="response_id",
-        code="invalid_value",
+        "cancelled; close the connection of one that is running"
     )
 
 
@@ -153,7 +147,6 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
     """
 
     earlier: list[Message]
-    created: int = field(default_factory=lambda: int(time.time()))
     _writer: ItemWriter = field(init=False)
     _num_events: int = 0
 
@@ -274,11 +267,9 @@ def _stored(state: ServerState, caller: Caller, response_id: str, param: str) ->
     """
     stored = state.responses.get(caller.salt, response_id)
     if stored is None:
-        raise ApiError(
-            404,
-            f"{param}={response_id!r:.120}: response not found; responses are kept in memory, and "
-            "the oldest are dropped: resend the conversation",
-            param=param,
-            code="response_not_found",
+        reason = (
+            "response not found; responses are kept in memory, and the oldest are dropped: resend "
+            "the conversation"
         )
+        raise unknown_name(param, response_id, reason, "response_not_found")
     return stored

@@ -17,7 +17,7 @@ from ostinato.protocol.body import Items, OpenBody
 from ostinato.protocol.dialects import SCORES
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.call import with_content
-from ostinato.server.middleware.fields import DialectRoute
+from ostinato.server.middleware import DialectRoute
 from ostinato.server.scoring import ACTIVATION, ScoringCall, ScoringFields, answer
 from ostinato.server.state import StateDep
 

@@ -7,13 +7,12 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ostinato.protocol.answers import Detokenized, Tokenized
 from ostinato.protocol.body import MAX_MESSAGES, Body, Items
-from ostinato.protocol.chat import ChatMessage, TemplateFields
-from ostinato.protocol.conversation import ToolUse
+from ostinato.protocol.chat import ChatMessage, TemplateFields, functions_of
+from ostinato.protocol.conversation import ToolUse, use_tools
 from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
-from ostinato.protocol.tools import MAX_TOOLS, ChatTool, tool_use
+from ostinato.protocol.tools import MAX_TOOLS, ChatTool
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.call import sender
-from ostinato.server.generation import adapter_of
 from ostinato.server.prompting import render_chat
 from ostinato.server.state import StateDep
 
@@ -47,7 +46,7 @@ class TokenizeBody(TemplateFields):
     @cached_property
     def tool_use(self) -> ToolUse:
         """Return the tools that the prompt describes."""
-        return tool_use(self.tools, None, True)
+        return use_tools(functions_of(self.tools), "auto")
 
 
 class DetokenizeBody(Body):
@@ -63,7 +62,7 @@ async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> To
     prompt = sender(
         caller,
         body.cache_salt,
-        adapter=adapter_of(state, body.model or state.config.model_names[0]),
+        adapter=state.adapter_of(body.model or state.config.model_names[0]),
         keep_tokens=body.keep_tokens,
         keep_reasoning=body.keep_reasoning,
     )
@@ -89,5 +88,5 @@ async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> To
 @router.post("/detokenize", response_model=Detokenized)
 async def detokenize(body: DetokenizeBody, state: StateDep, caller: CallerDep) -> Detokenized:
     """Return the text of ids, special tokens included."""
-    adapter_of(state, body.model or state.config.model_names[0])
+    state.adapter_of(body.model or state.config.model_names[0])
     return {"prompt": await state.llm.decode(body.tokens)}

@@ -112,8 +112,10 @@ class ServedRequest:
     def note(self, output: RequestOutput, now_s: float) -> bool:
         """Keep the newest output and its time; return whether it is the first."""
         is_first, self.output = self.output is None, output
-        num_returned = sum([len(part.token_ids) for part in output.outputs])
-        self.num_generated = output.num_beam_tokens or num_returned
+        self.num_generated = output.num_beam_tokens
+        if not output.num_beam_tokens:
+            for part in output.outputs:
+                self.num_generated += len(part.token_ids)
         if is_first:
             self.time_to_first_token_s = now_s - self.accepted_s
             self.prompt = PromptTokens.of(output)
