@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from ostinato import RequestOutput, SamplingParams
-from ostinato.runner.attention.softmax import Parts
+from ostinato.runner.attention.softmax import Part
 from ostinato.settings import IndexName
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS, Reference, random_ids
@@ -122,7 +122,7 @@ def test_reading_shared_blocks_once(family: str, make_llm: MakeLLM, reference_of
     llm = make_llm(family, read_once="always")
     prompts = [*PROMPTS, *PROMPTS, PROMPTS[0][:19]]
 
-    with mock.patch.object(Parts, "add", autospec=True, side_effect=Parts.add) as merge:
+    with mock.patch.object(Part, "add", autospec=True, side_effect=Part.add) as merge:
         for _ in range(2):
             outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
             assert_exact(outputs, reference_of(family), prompts)

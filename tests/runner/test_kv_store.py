@@ -169,9 +169,8 @@ def test_gathered_blocks_follow_the_tables_and_are_the_callers_own(new_store: Ne
 def test_the_block_that_pads_tables_is_zero_and_is_no_block_of_the_pool(new_store: NewStore):
     store = filled_store(new_store)
 
-    keys, values = store.gather(0, torch.tensor([[store.zero_block]]))
+    keys, values = store.gather(0, torch.tensor([[store.num_blocks]]))
 
-    assert store.zero_block == 4
     assert not keys.any() and not values.any()
 
 

@@ -133,9 +133,9 @@ class ModelRunner:
         hidden = HiddenRows() if _reads_hidden(plan) else None
         more = laid_out, adapters, hidden, inputs.state_slots
         if self.whole_steps is not None and all(each is None for each in more):
-            output = self.whole_steps.run(inputs, _tasks(plan))
+            logits, ids = self.whole_steps(inputs, _tasks(plan))
             self.num_tokens_computed += len(inputs.input_ids)
-            return self.sample(plan, inputs, output.logits, ids=output.ids)
+            return self.sample(plan, inputs, logits, ids=ids)
         logits = self.forward(inputs, adapters, laid_out, hidden)
         if plan.state_saves:
             self.states.copy(plan.state_saves)

@@ -146,7 +146,7 @@ class Scene:
         size = self.shape.block_size
         for (cached, _), table in zip(self.shape.sequences, self.tables, strict=True):
             left = max(0, cached - window + 1) // size
-            table[:left] = [self.store.zero_block] * left
+            table[:left] = [self.store.num_blocks] * left
 
     def new_rows(self) -> tuple[Tensor, Tensor]:
         """Keys and values of the step's tokens."""

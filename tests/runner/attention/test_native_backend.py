@@ -192,7 +192,7 @@ def test_windows_share_what_some_of_them_have_left_in_part():
     scene = Scene(shape, torch.float32, backend())
     shared = scene.tables[0][:12]
     scene.release(100)
-    lefts = [table.count(scene.store.zero_block) for table in scene.tables]
+    lefts = [table.count(scene.store.num_blocks) for table in scene.tables]
     assert lefts == [5, 6, 6, 7, 25]
 
     step = scene.backend.start(scene.metadata(), scene.store)

@@ -4,9 +4,7 @@ Files in reading order:
 
 * ``backend``: the interface of an attention backend
 * ``shared_runs``: finds the runs of blocks that several sequences of a step share
-* ``read_plan``: the read plan of a step, as values
-* ``reads``: groups sequences that are read together
-* ``folding``: folds the rows of a step into rectangles for kernels, and back
+* ``reads``: plans which keys the queries of a step read in torch
 * ``softmax``: a softmax computed in parts
 * ``torch_backend``: attention in plain torch, on any device and in any dtype
 * ``native_backend``: attention by the native library, on a CPU: plans, and runs them

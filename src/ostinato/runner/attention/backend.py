@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -123,32 +123,16 @@ CallsModel: TypeAlias = Callable[..., Tensor]
 """A ``ModelCall``, which takes ids, positions and rows as tensors, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What a whole step gives.
+WholeSteps: TypeAlias = Callable[
+    [StepInputs, Sequence[SampleTask]], tuple[Tensor, Sequence[int] | None]
+]
+"""Computes whole steps: without images, adapters, states and hidden rows.
 
-    Attributes:
-        logits: Of ``logit_rows``, shape (num_logit_rows, vocab_size).
-        ids: The id sampled from each of these rows, -1 where none can be; None if they are to be
-            sampled from the logits.
-    """
-
-    logits: Tensor
-    ids: Sequence[int] | None
-
-
-class WholeSteps(Protocol):
-    """Computes whole steps: without images, adapters, states and hidden rows."""
-
-    def run(self, inputs: StepInputs, tasks: Sequence[SampleTask]) -> StepOutput:
-        """Compute a step.
-
-        Args:
-            inputs: The step.
-            tasks: What is sampled from ``sample_rows``, one task per row.
-
-        Effects: writes the step's slots in every layer. The logits are valid until the next call.
-        """
+From a step, and what is sampled from ``sample_rows``, one task per row, to the logits of
+``logit_rows``, shape (num_logit_rows, vocab_size), valid until the next call, and the id sampled
+from each of these rows, -1 where none can be; None if they are to be sampled from the logits.
+Effects: writes the step's slots in every layer.
+"""
 
 
 class AttentionBackend(ABC):

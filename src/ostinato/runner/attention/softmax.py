@@ -12,7 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostinato.runner.attention.folding import unfold_gqa
+
+def fold_heads(queries: Tensor, num_kv_heads: int) -> Tensor:
+    """Fold query heads that share a head of keys into its rows, so that keys are read once.
+
+    From (num_queries, num_heads, dim) to (num_kv_heads, num_heads / num_kv_heads * num_queries,
+    dim).
+    """
+    return queries.transpose(0, 1).reshape(num_kv_heads, -1, queries.shape[2])
+
+
+def unfold_heads(folded: Tensor, num_heads: int) -> Tensor:
+    """Undo ``fold_heads``: return shape (num_queries, num_heads, dim)."""
+    return folded.reshape(num_heads, -1, folded.shape[2]).transpose(0, 1)
 
 
 @dataclass(slots=True)
@@ -20,9 +32,9 @@ class RunningSoftmax:
     """Softmax over keys, tile by tile.
 
     Attributes:
-        peak: Largest score so far, shape (sequences, num_kv_heads, rows, 1).
+        peak: Largest score so far, shape (num_kv_heads, num_rows, 1).
         total: Sum of exponentials relative to it, likewise.
-        weighted: Weighted sum of values, shape (sequences, num_kv_heads, rows, value_dim).
+        weighted: Weighted sum of values, shape (num_kv_heads, num_rows, value_dim).
     """
 
     peak: Tensor
@@ -34,21 +46,18 @@ class RunningSoftmax:
         cls, folded: Tensor, value_dim: int, num_heads: int, sinks: Tensor | None
     ) -> "RunningSoftmax":
         """Start with the sinks only, which have weight and no value."""
-        num_sequences, num_kv_heads, num_rows, _ = folded.shape
-        shape = (num_sequences, num_kv_heads, num_rows, 1)
-        weighted = folded.new_zeros(*shape[:3], value_dim)
+        num_kv_heads, num_rows, _ = folded.shape
+        weighted = folded.new_zeros(num_kv_heads, num_rows, value_dim)
         if sinks is None:
             # The lowest number rather than -inf: a tile that no row sees must not give NaN.
-            peak = folded.new_full(shape, torch.finfo(folded.dtype).min)
+            peak = folded.new_full((num_kv_heads, num_rows, 1), torch.finfo(folded.dtype).min)
             return cls(peak, torch.zeros_like(peak), weighted)
-        group = num_heads // num_kv_heads
-        by_row = sinks.to(folded.dtype).view(1, num_kv_heads, group, 1, 1)
-        by_row = by_row.expand(num_sequences, -1, -1, num_rows // group, -1)
-        peak = by_row.reshape(shape)
+        num_queries = num_rows * num_kv_heads // num_heads
+        peak = sinks.to(folded.dtype).repeat_interleave(num_queries).view(num_kv_heads, num_rows, 1)
         return cls(peak, torch.ones_like(peak), weighted)
 
     def add(self, scores: Tensor, values: Tensor) -> None:
-        """Add a tile: scores of shape (sequences, num_kv_heads, rows, keys), overwritten."""
+        """Add a tile: scores of shape (num_kv_heads, num_rows, num_keys), overwritten."""
         peak = torch.maximum(self.peak, scores.amax(dim=-1, keepdim=True))
         shrink = (self.peak - peak).exp_()
         weights = scores.sub_(peak).exp_()
@@ -58,57 +67,34 @@ class RunningSoftmax:
 
     def result(self, num_heads: int) -> "Part":
         """Return the weighted mean, heads unfolded."""
-        log_sum = (self.peak + self.total.log()).squeeze(3)
-        return Part(
-            unfold_gqa(self.weighted / self.total, num_heads), unfold_gqa(log_sum, num_heads)
-        )
+        log_sum = unfold_heads(self.peak + self.total.log(), num_heads)
+        return Part(unfold_heads(self.weighted / self.total, num_heads), log_sum)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Attention over some of the keys.
+    """Attention of some rows over some of the keys.
 
     Attributes:
-        mean: Weighted mean of their values, shape (sequences, num_heads, queries, value_dim).
-        log_sum: Logarithm of the sum of their exponentials, shape (sequences, num_heads, queries).
-    """
-
-    mean: Tensor
-    log_sum: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Attention of some rows, merged from partial results.
-
-    Attributes:
-        mean: Shape (num_rows, num_heads, value_dim), in float32 or wider.
-        log_sum: Shape (num_rows, num_heads), likewise.
+        mean: Weighted mean of their values, shape (num_rows, num_heads, value_dim).
+        log_sum: Logarithm of the sum of their exponentials, shape (num_rows, num_heads, 1).
     """
 
     mean: Tensor
     log_sum: Tensor
 
     @classmethod
-    def empty(cls, queries: Tensor, value_dim: int) -> "Parts":
-        """Allocate for rows; queries are (num_rows, num_heads, key_dim)."""
+    def empty(cls, queries: Tensor, value_dim: int) -> "Part":
+        """Return attention over no keys, in float32 or wider; see ``add``."""
         dtype = torch.promote_types(queries.dtype, torch.float32)
-        return cls(
-            queries.new_empty(*queries.shape[:2], value_dim, dtype=dtype),
-            queries.new_empty(*queries.shape[:2], dtype=dtype),
-        )
+        shape = queries.shape[:2]
+        mean = queries.new_zeros(*shape, value_dim, dtype=dtype)
+        return cls(mean, queries.new_full((*shape, 1), -torch.inf, dtype=dtype))
 
-    def add(self, rows: Tensor, mean: Tensor, log_sum: Tensor) -> None:
-        """Merge another part of some rows.
-
-        Args:
-            rows: Indices of the rows, each once, shape (num_rows,).
-            mean: Shape (num_rows, num_heads, value_dim).
-            log_sum: Shape (num_rows, num_heads).
-        """
-        before = self.log_sum.index_select(0, rows)
-        after = torch.logaddexp(before, log_sum.to(before.dtype))
-        kept = self.mean.index_select(0, rows).mul_((before - after).exp_()[..., None])
-        kept.addcmul_(mean.to(kept.dtype), (log_sum - after).exp_()[..., None])
-        self.mean.index_copy_(0, rows, kept)
-        self.log_sum.index_copy_(0, rows, after)
+    def add(self, rows: Tensor, part: "Part") -> None:
+        """Merge attention over other keys, of each of some rows, shape (num_rows,), in place."""
+        before, added = self.log_sum[rows], part.log_sum.to(self.log_sum.dtype)
+        after = torch.logaddexp(before, added)
+        kept = self.mean[rows].mul_((before - after).exp_())
+        kept.addcmul_(part.mean.to(kept.dtype), (added - after).exp_())
+        self.mean[rows], self.log_sum[rows] = kept, after

@@ -20,10 +20,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ostinato.runner.attention.backend import AttentionBackend, AttentionStep, AttentionStyle
-from ostinato.runner.attention.folding import fold_gqa, gather_rows, scatter_rows, unfold_gqa
-from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharingCost
-from ostinato.runner.attention.reads import ReadPlans
-from ostinato.runner.attention.softmax import Part, Parts, RunningSoftmax
+from ostinato.runner.attention.reads import Read, ReadLimits, ReadPlans, SharingCost
+from ostinato.runner.attention.softmax import Part, RunningSoftmax, fold_heads, unfold_heads
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv.kv_store import KVStore
 from ostinato.runner.kv.plain_store import PlainKVStore
@@ -35,9 +33,9 @@ class ScratchLimits:
     """Limits of the backend's scratch memory, in bytes.
 
     Attributes:
-        gather_bytes: Keys and values of one batch; small enough that they stay in cache.
+        gather_bytes: Keys and values of a tile; small enough that they stay in cache.
         fused_bytes: Keys and values of one sequence, above which they are read in tiles.
-        score_bytes: Scores or masks of one batch.
+        score_bytes: Scores or masks of one read.
     """
 
     gather_bytes: int = 4 * 2**20
@@ -107,7 +105,7 @@ class TorchStep(AttentionStep):
     ) -> None:
         """Bind a step; plans are computed lazily."""
         super().__init__(metadata, store)
-        self.reads = ReadPlans(metadata, store.zero_block)
+        self.reads = ReadPlans(metadata)
         self._scratch, self._sharing = scratch, sharing
 
     def read(self, layer: int, queries: Tensor, style: AttentionStyle) -> Tensor:
@@ -116,17 +114,20 @@ class TorchStep(AttentionStep):
         output = queries.new_empty(num_tokens, num_heads, self.store.spec.layers[layer].value_dim)
         limits = self._limits(layer, queries, style)
         plan = self.reads.plan(style.window, limits)
-        for batch in plan.alone:
-            rows = gather_rows(queries, batch)
-            if style.plain and batch.num_keys <= limits.max_width:
-                attended = self._fused(layer, batch, rows, style)
+        for read in plan.alone:
+            if style.plain and read.num_keys <= limits.max_width:
+                attended = self._fused(layer, read, queries, style)
             else:
-                attended = self._explicit(layer, batch, rows, style, limits).mean
-            scatter_rows(output, attended.to(output.dtype), batch)
+                attended = self._explicit(layer, read, queries, style, limits).mean
+            output[read.rows] = attended.to(output.dtype)
         if plan.shared:
-            sharers = queries.index_select(0, plan.sharers)
-            attended = self._shared(layer, plan, sharers, style, limits)
-            output.index_copy_(0, plan.sharers, attended.to(output.dtype))
+            whole = Part.empty(queries, output.shape[2])
+            without_sinks = replace(style, sinks=None)  # the tails count them
+            for reads, own in ((plan.tails, style), (plan.shared, without_sinks)):
+                for read in reads:
+                    whole.add(read.rows, self._explicit(layer, read, queries, own, limits))
+            for read in plan.tails:
+                output[read.rows] = whole.mean[read.rows].to(output.dtype)
         return output
 
     def _limits(self, layer: int, queries: Tensor, style: AttentionStyle) -> ReadLimits:
@@ -152,104 +153,55 @@ class TorchStep(AttentionStep):
             sharing=sharing,
         )
 
-    def _fused(
-        self, layer: int, batch: ReadBatch, queries: Tensor, style: AttentionStyle
-    ) -> Tensor:
-        """Attend in one call; returns (sequences, num_heads, queries, value_dim)."""
-        keys, values = self._gather(layer, batch, queries.dtype)
-        folded = fold_gqa(queries, keys.shape[1])
-        repeats = folded.shape[2] // batch.num_queries
-        seen = batch.visible(style.window).repeat(1, repeats, 1)[:, None]
+    def _fused(self, layer: int, read: Read, queries: Tensor, style: AttentionStyle) -> Tensor:
+        """Attend in one call; returns (num_queries, num_heads, value_dim)."""
+        keys, values = self._gather(layer, read, queries.dtype)
+        folded = fold_heads(queries[read.rows], len(keys))
+        seen = read.visible(style.window).repeat(queries.shape[1] // len(keys), 1)
         attended = scaled_dot_product_attention(
-            folded, keys, values, attn_mask=seen, scale=style.scale
+            folded[None], keys[None], values[None], attn_mask=seen, scale=style.scale
         )
-        return unfold_gqa(attended, queries.shape[1])
+        return unfold_heads(attended[0], queries.shape[1])
 
     def _explicit(
-        self,
-        layer: int,
-        batch: ReadBatch,
-        queries: Tensor,
-        style: AttentionStyle,
-        limits: ReadLimits,
+        self, layer: int, read: Read, queries: Tensor, style: AttentionStyle, limits: ReadLimits
     ) -> Part:
         """Attend tile by tile."""
-        num_heads = queries.shape[1]
+        num_heads, block_size = queries.shape[1], self.metadata.block_size
+        num_kv_heads = self.store.spec.layers[layer].num_kv_heads
         precision = torch.promote_types(queries.dtype, torch.float32)
-        softmax: RunningSoftmax | None = None
-        block_size = self.metadata.block_size
-        num_columns = max(1, limits.max_keys // batch.num_sequences // block_size)
-        for column in range(0, batch.blocks.shape[1], num_columns):
-            keys, values = self._gather(layer, batch, precision, column, num_columns)
-            if softmax is None:
-                folded = fold_gqa(queries.to(precision), keys.shape[1])
-                softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, style.sinks)
-            first = column * block_size
-            seen = batch.visible(style.window, first, first + keys.shape[2])
+        folded = fold_heads(queries[read.rows].to(precision), num_kv_heads)
+        value_dim = self.store.spec.layers[layer].value_dim
+        softmax = RunningSoftmax.start(folded, value_dim, num_heads, style.sinks)
+        num_blocks = max(1, limits.max_keys // block_size)
+        for start in range(0, len(read.blocks), num_blocks):
+            keys, values = self._gather(layer, read, precision, start, start + num_blocks)
+            first = start * block_size
+            seen = read.visible(style.window, first, first + keys.shape[1])
             softmax.add(_scores(folded, keys, style, seen), values)
-        assert softmax is not None
         return softmax.result(num_heads)
 
-    def _shared(
-        self,
-        layer: int,
-        plan: ReadPlan,
-        queries: Tensor,
-        style: AttentionStyle,
-        limits: ReadLimits,
-    ) -> Tensor:
-        """Attend to shared runs and tails; returns (num_sharers, num_heads, value_dim)."""
-        parts: Parts | None = None
-        for batch in plan.tails:
-            part = self._explicit(layer, batch, gather_rows(queries, batch), style, limits)
-            if parts is None:
-                parts = Parts.empty(queries, part.mean.shape[3])
-            scatter_rows(parts.mean, part.mean.to(parts.mean.dtype), batch)
-            scatter_rows(parts.log_sum, part.log_sum.to(parts.log_sum.dtype), batch)
-        assert parts is not None, "the step's own tokens are always in a tail"
-        without_sinks = replace(style, sinks=None)  # the tails count them
-        for batch in plan.shared:
-            rows = gather_rows(queries, batch)
-            part = self._explicit(layer, batch, rows, without_sinks, limits)
-            parts.add(batch.rows, part.mean[0].transpose(0, 1), part.log_sum[0].T)
-        return parts.mean
-
     def _gather(
-        self,
-        layer: int,
-        batch: ReadBatch,
-        dtype: torch.dtype,
-        column: int = 0,
-        num_columns: int | None = None,
+        self, layer: int, read: Read, dtype: torch.dtype, start: int = 0, stop: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Fetch some block columns of a batch, (sequences, num_kv_heads, keys, dim) each."""
-        stop = None if num_columns is None else column + num_columns
-        keys, values = self.store.gather(layer, batch.blocks[:, column:stop])
-        block_size, width = self.metadata.block_size, keys.shape[1]
-        stale = batch.stale
-        if width < batch.blocks.shape[1] * block_size:  # counted through the tile's own keys
-            full_width = batch.blocks.shape[1] * block_size
-            sequences, places = stale // full_width, stale % full_width - column * block_size
-            stale = (sequences * width + places)[(places >= 0) & (places < width)]
-        num_keys = batch.num_keys - column * block_size
-        for tensor in (keys, values):
-            tensor.flatten(0, 1).index_fill_(0, stale, 0)
-        keys, values = (t[:, :num_keys].transpose(1, 2).to(dtype) for t in (keys, values))
+        """Fetch some blocks of a read, (num_kv_heads, num_keys, dim) each."""
+        keys, values = self.store.gather(layer, read.blocks[None, start:stop])
+        num_keys = read.num_keys - start * self.metadata.block_size
+        keys, values = (t[0, :num_keys].transpose(0, 1).to(dtype) for t in (keys, values))
         return keys, values
 
 
 def _scores(folded: Tensor, keys: Tensor, style: AttentionStyle, seen: Tensor) -> Tensor:
-    """Return scores, shape (sequences, num_kv_heads, rows, keys).
+    """Return scores, shape (num_kv_heads, num_rows, num_keys).
 
     Args:
-        folded: Queries, shape (sequences, num_kv_heads, rows, dim).
-        keys: Shape (sequences, num_kv_heads, keys, dim).
+        folded: Queries, shape (num_kv_heads, num_rows, dim).
+        keys: Shape (num_kv_heads, num_keys, dim).
         style: Parameters of attention.
-        seen: Mask of the keys that each query sees, shape (sequences, queries, keys).
+        seen: Mask of the keys that each query sees, shape (num_queries, num_keys).
     """
-    scores = (folded @ keys.transpose(2, 3)).mul_(style.scale)
+    scores = (folded @ keys.transpose(1, 2)).mul_(style.scale)
     if style.soft_cap is not None:
         scores.div_(style.soft_cap).tanh_().mul_(style.soft_cap)
-    by_query = scores.view(*scores.shape[:2], -1, *seen.shape[1:])
-    by_query.masked_fill_(~seen[:, None, None], -torch.inf)
+    scores.unflatten(1, (-1, len(seen))).masked_fill_(~seen, -torch.inf)
     return scores

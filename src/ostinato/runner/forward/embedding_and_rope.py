@@ -133,7 +133,7 @@ class Angles:
         """Return the angles of positions, float32.
 
         Args:
-            positions: Shape (num_tokens,), or (3, num_tokens) for time, row and column.
+            positions: At least 0, shape (num_tokens,), or (3, num_tokens) for time, row and column.
 
         Cost: a text longer than the table has a new one computed, some milliseconds for each
         10,000 positions.
@@ -145,7 +145,7 @@ class Angles:
         if self._table is None or longest > self._table.shape[0]:
             size = max(_MIN_POSITIONS, 1 << (longest - 1).bit_length())
             self._table = self._computed(np.arange(size))
-        return Lookup.of(self._table, positions)
+        return Lookup(self._table, np.ascontiguousarray(positions))
 
     def own(self, positions: Ints) -> tuple[Tensor, Tensor]:
         """Return cosines and sines as the model's module gives them, shape (1, num_tokens, dim).

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.plan import SampleTask
-from ostinato.runner.attention.backend import CallsModel, GroupedStep, StepOutput
+from ostinato.runner.attention.backend import CallsModel, GroupedStep
 from ostinato.runner.gpu.attention_step import (
     DevicePlan,
     GroupTables,
@@ -112,7 +112,9 @@ class DeviceSteps:
             capture = cuda_capture(self._device)
         self.graphs = StepGraphs(capture)
 
-    def run(self, inputs: StepInputs, tasks: Sequence[SampleTask]) -> StepOutput:
+    def __call__(
+        self, inputs: StepInputs, tasks: Sequence[SampleTask]
+    ) -> tuple[Tensor, list[int] | None]:
         """Compute a step; see ``WholeSteps``."""
         for metadata, store in zip(inputs.groups, self._stores, strict=True):
             check_places(metadata, store)
@@ -126,7 +128,7 @@ class DeviceSteps:
         if _are_decodes(inputs) and self._kinds is not None:
             for index, metadata in enumerate(inputs.groups):  # while the device computes
                 self.planner.plan_ahead(index, metadata, self._kinds[index])
-        return StepOutput(result.logits[:num_rows], None if ids is None else ids.wait())
+        return result.logits[:num_rows], None if ids is None else ids.wait()
 
     def _prepare(self, inputs: StepInputs, tasks: Sequence[SampleTask]) -> _Step:
         """Plan a step, and copy all its tables to the device."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.runner.attention.read_plan import SharingCost
+from ostinato.runner.attention.reads import SharingCost
 from ostinato.runner.attention.shared_runs import SharedRun, shared_runs
 from ostinato.runner.inputs import AttentionMetadata, Ints
 

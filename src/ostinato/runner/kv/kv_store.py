@@ -87,7 +87,7 @@ class KVStore(ABC):
 
     Attributes:
         spec: The KV per token.
-        num_blocks: Blocks that may be written.
+        num_blocks: Blocks that may be written; the next id is that of the zero block.
         block_size: Slots per block.
         num_slots: Slots of all blocks, those of the zero block included.
         dtype: Format of keys and values; int8 is that of ``kv_codes``, and reads as float32.
@@ -120,11 +120,6 @@ class KVStore(ABC):
                 self._allocate(layer, spec.layers[layer])
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise self._too_large() from error
-
-    @property
-    def zero_block(self) -> int:
-        """Id of the block that is always zero, for padding block tables."""
-        return self.num_blocks
 
     @property
     def num_bytes(self) -> int:

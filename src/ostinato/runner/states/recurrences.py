@@ -11,8 +11,8 @@ they are replaced, by name::
     mamba_selective_scan           Mamba (2312.00752)               Jamba, Mamba, Falcon Mamba
     lightning attention            a decayed sum (2401.04658)       MiniMax-01
 
-Each has a form for many tokens (``chunk``) and one for a single token (``step``): ``generate``
-uses the same two in prefill and decode.
+Each has a form for many tokens (``chunk``), and most scans have one for a single token (``step``):
+``generate`` uses the same two in prefill and decode.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-import transformers
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,21 +50,6 @@ class ShortConvolution(Recurrence):
         seen = torch.cat([state, inputs], dim=-1)
         convolved = call.changed(lambda name, value: seen if name == "hidden_states" else value)
         return convolved.run()[..., -num_tokens:], seen[..., num_tokens:]
-
-    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
-        """Compute one output as a weighted sum; see ``Recurrence``.
-
-        On a CPU a convolution of so few inputs takes nine times as long: it is one per channel and
-        sequence.
-        """
-        inputs, weight, bias = (call[name] for name in ("hidden_states", "weight", "bias"))
-        seen = torch.cat([states, inputs], dim=-1)
-        wide = torch.promote_types(seen.dtype, torch.float32)
-        output = torch.einsum("nck,ck->nc", seen.to(wide), weight.to(wide))
-        output = (output if bias is None else output + bias).to(inputs.dtype)
-        if call["activation"] is not None:
-            output = transformers.activations.ACT2FN[call["activation"]](output)
-        return output[..., None], seen[..., 1:]
 
 
 class GatedDeltaRule(Recurrence):
