@@ -26,7 +26,7 @@ from ostinato.runner.experts.mixture import PackedExperts
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_runner import ModelRunner
-from ostinato.runner.native.packed import PackedWeight, required_library
+from ostinato.runner.native.packed import required_library
 
 NO_EOS = 10**6
 """An end-of-sequence id that no model ever samples."""
@@ -176,7 +176,7 @@ def has_same_weights(one: LoadedModel, other: LoadedModel) -> bool:
     return own.keys() == expected.keys() and all(torch.equal(own[n], expected[n]) for n in own)
 
 
-def packed_experts(loaded: LoadedModel) -> list[PackedWeight]:
+def packed_experts(loaded: LoadedModel) -> list[Any]:
     """The weights of all experts, gates and ups before what leads back."""
     experts = [m for m in loaded.model.modules() if isinstance(m, PackedExperts)]
     return [part.packed for each in experts for part in each.parts.values()]

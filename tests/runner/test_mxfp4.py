@@ -95,11 +95,16 @@ def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
     assert has_same_bits_in_any_steps(load_model(published, dtype, weight_cache_bytes=0))
 
 
+def slices_of(blocks: Any) -> Any:
+    """Return what reads some rows of blocks."""
+    return lambda first, last: blocks[first:last]
+
+
 def test_experts_of_any_width_are_filled_up_to_whole_tiles():
     """Each of 48 outputs, where tiles have 32."""
     rows = torch.randn(3, 48, 64).view(-1, 64).numpy()
     blocks = gguf.quantize(rows, gguf.GGMLQuantizationType.Q4_0).reshape(3, 48, -1)
-    parts = [BlockRows("Q4_0", 48, 64, lambda a, b, own=own: own[a:b]) for own in blocks]
+    parts = [BlockRows("Q4_0", 48, 64, slices_of(own)) for own in blocks]
 
     packed = QuantizedWeight.of_rows(parts, torch.float32, unit=32).plain().view(3, 64, 64)
 
