@@ -21,7 +21,10 @@ def images_in(messages: object) -> list[Any]:
     Raises:
         RequestError: A part has no image.
     """
-    return [_source(part) for _, _, part in _parts(messages)]
+    images = []
+    for _, _, part in _parts(messages):
+        images.append(_source(part))
+    return images
 
 
 def without_sources(messages: Sequence[Message]) -> list[Any]:

@@ -221,7 +221,9 @@ class TurnContinuer:
         Cost: two renderings; one if the template refuses the conversation with marks.
         """
         talk = self._talk
-        numbers, places = _answers(talk.history), _answers(talk.messages)
+        numbers = places = _answers(talk.history)
+        if talk.messages is not talk.history:
+            places = _answers(talk.messages)
         is_alike, turns = len(numbers) == len(places), dict[int, _Known]()
         if is_alike and numbers:
             at = dict(zip(numbers, places, strict=True))  # the number of a message for the template

@@ -64,9 +64,11 @@ def digest(*parts: str | bytes) -> bytes:
 
 def meaning_of(message: Message) -> bytes:
     """Return the digest of a message's role, content and calls, without ids and reasoning."""
-    more = {key: value for key, value in message.items() if key not in _LEFT_OUT}
-    calls = [part for call in message.get("tool_calls") or () for part in _call(call)]
-    content = message.get("content")
+    more, calls, content = dict(message), list[str](), message.get("content")
+    for key in _LEFT_OUT.intersection(more):
+        del more[key]
+    for call in message.get("tool_calls") or ():
+        calls += _call(call)
     text = content if isinstance(content, str) else text_of(content)
     told = "json " + canonical(content) if text is None else "text " + text
     return digest(canonical(more), told, *calls)
@@ -82,8 +84,11 @@ def reasoning_of(message: Message) -> str:
 
 def call_ids_of(message: Message) -> tuple[str, ...]:
     """Return the ids of a message's calls, without the prefix that each API has."""
-    ids = [str(call.get("id") or "") for call in message.get("tool_calls") or ()]
-    return tuple([name.removeprefix("call_").removeprefix("toolu_") for name in ids])
+    ids = list[str]()
+    for call in message.get("tool_calls") or ():
+        name = str(call.get("id") or "")
+        ids.append(name.removeprefix("call_").removeprefix("toolu_"))
+    return tuple(ids)
 
 
 def places(root: bytes, messages: Sequence[Message]) -> list[bytes]:
@@ -115,8 +120,10 @@ def _by_value(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_EXACT:
         return int(value)
     if isinstance(value, Mapping):
-        pairs = value.items()  # most values are texts
-        return {str(k): v if isinstance(v, str) else _by_value(v) for k, v in pairs}
+        equal = {}
+        for key, item in value.items():  # most values are texts
+            equal[str(key)] = item if isinstance(item, str) else _by_value(item)
+        return equal
     if isinstance(value, (list, tuple)):
         return [_by_value(item) for item in value]
     return value

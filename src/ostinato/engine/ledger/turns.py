@@ -154,15 +154,11 @@ class TurnLedger:
     def __init__(self, max_bytes: int) -> None:
         """Start empty; ``max_bytes=0`` keeps nothing."""
         self.max_bytes = max_bytes
+        self.is_on = max_bytes > 0  # whether it keeps anything
         self.counts = LedgerCounts()
         self._tenants: dict[bytes, _Tenant] = {}
         self._open: weakref.WeakSet[OpenTurn] = weakref.WeakSet()
         self._guard = threading.Lock()
-
-    @property
-    def is_on(self) -> bool:
-        """Whether it keeps anything."""
-        return self.max_bytes > 0
 
     def begin(self, turn: OpenTurn) -> OpenTurn:
         """Register a turn that is being generated, so that erasing its tenant reaches it."""

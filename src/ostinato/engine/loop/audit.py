@@ -56,7 +56,8 @@ class HitAudit:
     ) -> None:
         """Audit a share of the hits."""
         self.counts = AuditCounts()  # what it has found
-        self._share, self._quarantines = share, quarantines
+        self.share = share  # of the hits that are drawn
+        self._quarantines = quarantines
         self._runner, self._cache = runner, cache
         self._random = random.Random(0)
         self._waiting: deque[PrefixKey] = deque()
@@ -71,7 +72,7 @@ class HitAudit:
         if request.images:  # they are freed: only the text before them can be recomputed
             num_cached_tokens = min(num_cached_tokens, request.images[0].start)
         num_tokens = num_cached_tokens - num_cached_tokens % self._unit
-        if not num_tokens or self._random.random() >= self._share:
+        if not num_tokens or self._random.random() >= self.share:
             return
         if len(self._waiting) < MAX_WAITING:
             tokens = request.prompt_token_ids[:num_tokens]

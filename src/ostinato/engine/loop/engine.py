@@ -231,7 +231,8 @@ class Engine:
         self.recorder.tick()
         self.scheduler.add(prepared.request, prepared.seeds)
         self.recorder.on_added(prepared.request, prepared.arrival_s)
-        self.rebase.note_request(prepared.request)
+        if self.rebase.is_on:
+            self.rebase.note_request(prepared.request)
         state = RequestState(prepared, None if self.texts is None else self.texts.table)
         self._states[prepared.request.request_id] = state
         [sequence] = self.scheduler.requests.live[prepared.request.request_id]
@@ -468,10 +469,13 @@ class Engine:
             if state.finished:
                 del self._states[request_id]
                 self.prompts.note_answers(state)
-                self.audit.note(state.request, state.num_cached_tokens)
-                self.rebase.note_answer(state)
+                if self.audit.share:
+                    self.audit.note(state.request, state.num_cached_tokens)
+                if self.rebase.is_on:
+                    self.rebase.note_answer(state)
                 self.recorder.on_ended(request_id)
-        self.free_adapters()
+        if self.adapters.ending:
+            self.free_adapters()
         return list(touched.values())
 
     def _cancel(self, request_id: RequestId) -> list[Sequence]:

@@ -191,7 +191,7 @@ class IdleRebase:
         request = state.request
         params, is_sound = request.params, not request.images and state.error is None
         has_answer = params.n == 1 and params.readout is None
-        if self.is_on and has_answer and is_sound and request.cache_read and request.cache_write:
+        if has_answer and is_sound and request.cache_read and request.cache_write:
             self._tickets[request.request_id] = request.identity
             _bound(self._tickets, MAX_TICKETS)
 

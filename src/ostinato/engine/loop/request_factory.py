@@ -24,6 +24,7 @@ from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import Request
+from ostinato.core.sampling_params import Beams
 from ostinato.engine.grammar.grammar import GrammarCompiler
 from ostinato.engine.grammar.thinking_budget import ThinkingBudget, ThinkingConstraint
 from ostinato.engine.loop.adapters import Adapters
@@ -57,12 +58,12 @@ class PreparedParams:
 
     Attributes:
         params: With bad words as ids; the forks and prompts of a request share it.
-        stops: The stop strings, shared likewise.
+        stops: The stop strings, shared likewise; None if there are none.
         closing_ids: The closing mark of the ``thinking_budget``; empty without one.
     """
 
     params: SamplingParams
-    stops: StopStrings
+    stops: StopStrings | None
     closing_ids: tuple[int, ...] = ()
 
 
@@ -85,8 +86,9 @@ class ParamsPreparer:
         if known is not None and known[0] == params:
             return known[1]
         resolved = resolve_params(params, self._loaded, self._max_logprobs)
-        closing = closing_ids(resolved, self._loaded)
-        prepared = PreparedParams(resolved, StopStrings(resolved.stop), closing)
+        stops = StopStrings(resolved.stop) if resolved.stop else None
+        closing = () if resolved.thinking_budget is None else closing_ids(resolved, self._loaded)
+        prepared = PreparedParams(resolved, stops, closing)
         if known is None:
             weakref.finalize(params, self._prepared.pop, id(params), None).atexit = False
         self._prepared[id(params)] = (params.clone(), prepared)
@@ -139,7 +141,7 @@ class Identities:
         if prompt.adapter:
             adapter, start = self._adapters.digest_and_start(prompt.adapter, text)
             text = text[: start + 1]  # the base model computed the public prefix, if any
-        if reads:
+        if reads and prompt.public_prefixes:
             own = self._public_prefixes.identity_of(own, text, prompt.public_prefixes)
         if not adapter:
             return own
@@ -205,7 +207,9 @@ class RequestFactory:
         reads = cache_read and params.pooling != "mean"
         reads &= params.prompt_logprobs is None or params.prompt_logprob_start > 1
         known = prompt.known
-        search, scheduled = self._search(params, len(tokens))
+        search, scheduled = None, params
+        if params.beams is not None:
+            search, scheduled = self._search(params, params.beams, len(tokens))
         identity = self._identities.of_prompt(prompt, tokens, spans, reads)
         scored: Rows = []
         if cache_read and not reads and not spans and params.prompt_logprobs is not None:
@@ -238,19 +242,17 @@ class RequestFactory:
         )
 
     def _search(
-        self, params: SamplingParams, num_tokens: int
-    ) -> tuple[BeamSearch | None, SamplingParams]:
-        """Return the search of a request's beams, if any, and what the scheduler samples with.
+        self, params: SamplingParams, beams: Beams, num_tokens: int
+    ) -> tuple[BeamSearch, SamplingParams]:
+        """Return the search of a request's beams, and what the scheduler samples with.
 
         Each beam is a sequence whose most likely tokens are read as alternatives.
         """
-        if params.beams is None:
-            return None, params
         ends = frozenset(params.stop_token_ids)
         ends |= frozenset() if params.ignore_eos else self._loaded.eos_token_ids
         longest = self._scheduler.longest_tokens - num_tokens
         max_tokens = longest if params.max_tokens is None else min(longest, params.max_tokens)
-        search = BeamSearch(params.beams, ends, max_tokens, params.logprobs or 0)
+        search = BeamSearch(beams, ends, max_tokens, params.logprobs or 0)
         count = min(search.num_alternatives, self._loaded.vocab_size)
         return search, replace(params, n=1, temperature=0.0, logprobs=count, drafts="off")
 

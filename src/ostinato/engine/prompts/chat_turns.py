@@ -176,11 +176,17 @@ class ChatTurns:
         if begun is not None:
             begun.context = tokens.tokens[-_CONTEXT_TOKENS:]
             self.ledger.begin(begun)
-        dropped = tuple(
-            replace(drop, place=self._num_tokens_before(continuation.text, drop.place, tokens))
-            for drop in report.dropped
-        )
-        return RenderedChat(tokens, replace(report, dropped=dropped), begun)
+        if report.dropped:
+            report = replace(
+                report,
+                dropped=tuple(
+                    replace(
+                        drop, place=self._num_tokens_before(continuation.text, drop.place, tokens)
+                    )
+                    for drop in report.dropped
+                ),
+            )
+        return RenderedChat(tokens, report, begun)
 
     def name(self, begun: OpenTurn, index: int = 0) -> str:
         """Return the sealed name of a turn that is being generated."""
@@ -198,9 +204,9 @@ class ChatTurns:
         tokens, thought = array("I", answer.tokens), reasoning_of(answer.message)
         if tokens and tokens[-1] in self._eos:
             tokens.pop()
-        entry = self.texts.table.entry
-        if True in [entry(token).special for token in set(tokens).difference(answer.marks)]:
-            return False  # the client saw a text without it
+        for token in set(tokens).difference(answer.marks):
+            if self.texts.table.entry(token).special:
+                return False  # the client saw a text without it
         turn = WrittenTurn(
             begun.number(index),
             meaning_of(answer.message),

@@ -91,10 +91,7 @@ class PublicPrefixes:
         Cost: O(names) comparisons of packed tokens.
         """
         requested = set(names)
-        by_length = (
-            sorted(self._prefixes.items(), key=lambda item: -len(item[1])) if requested else ()
-        )
-        for name, prefix in by_length:
+        for name, prefix in sorted(self._prefixes.items(), key=lambda item: -len(item[1])):
             may_read = name in requested or ALL_PUBLIC in requested
             if not may_read or len(prefix) >= len(tokens) or tokens[: len(prefix)] != prefix:
                 continue

@@ -61,7 +61,7 @@ class TextBoundaries:
     """The tokens of one tokenizer after which a text may be cut."""
 
     ids: dict[bytes, int]  # of each, by its letters in UTF-8
-    pattern: re.Pattern[bytes]  # finds them in a text
+    pattern: re.Pattern[bytes]  # finds them in a text, from 0, a boundary or one of them on
     before: re.Pattern[bytes]  # matches those that take no white space before them
 
     @classmethod
@@ -74,13 +74,6 @@ class TextBoundaries:
             _any_of(letters),
             _any_of(text for text, token in letters.items() if not token.lstrip),
         )
-
-    def split(self, text: bytes, start: int = 0) -> list[tuple[int, int]]:
-        """Return the boundaries of a text after ``start``: where, and how long the token is.
-
-        ``start`` must be 0, a boundary, or the start of one of the tokens.
-        """
-        return [(m.end(), m.end() - m.start()) for m in self.pattern.finditer(text, start)]
 
 
 def _any_of(letters: Any) -> re.Pattern[bytes]:
@@ -205,7 +198,7 @@ class TextTokenizer:
         tokenizer, text = tokenizer or self._tokenizer, partly.text
         if max_tokens is not None:
             refuse_long_text(text[partly.end :].decode(), max_tokens, tokenizer)
-        self.num_tokenized_bytes += partly.num_left
+        self.num_tokenized_bytes += len(text) - partly.end
         if not partly.is_cut:
             [whole] = _encode(tokenizer, [text])
             return TokenizedText(text, array("I", whole))
@@ -279,14 +272,16 @@ class TextTokenizer:
     ) -> None:
         """Tokenize the rest in parts, each after the special token before it."""
         text, start, lead = partly.text, partly.end - partly.width, partly.width
-        ends = self.boundaries.split(text, start)[bool(lead) :]
-        if not ends or ends[-1][0] < len(text):
-            ends.append((len(text), 0))
         parts: list[tuple[int, int, int, int]] = []  # start, width in front, end, width at the end
-        for end, width in ends:
-            parts.append((start, lead, end, width))
-            start, lead = end - width, width
-        rows = _encode(tokenizer, [text[start:end] for start, _, end, _ in parts])
+        pieces: list[bytes] = []
+        for match in self.boundaries.pattern.finditer(text, partly.end):
+            parts.append((start, lead, match.end(), len(match[0])))
+            pieces.append(text[start : match.end()])
+            start, lead = match.start(), len(match[0])
+        if start + lead < len(text):
+            parts.append((start, lead, len(text), 0))
+            pieces.append(text[start:])
+        rows = _encode(tokenizer, pieces)
         for (start, lead, end, width), row in zip(parts, rows, strict=True):
             if lead:
                 assert row[0] == self.boundaries.ids[text[start : start + lead]], "it is a boundary"
@@ -323,7 +318,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[bytes]) -> list[
     if not texts:
         return []
     encoded: Any = tokenizer(
-        [text.decode() for text in texts],
+        list(map(bytes.decode, texts)),
         add_special_tokens=False,
         return_attention_mask=False,
         verbose=False,  # admission refuses a prompt that is too long

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 
 from ostinato.core.plan import SampledToken, TokenLogprob
 from ostinato.core.request import FinishReason
@@ -22,6 +22,7 @@ from ostinato.runner.sampling.sampler import MODEL_FAULT
 from ostinato.sched.sequence import Sequence as SchedSequence
 from ostinato.scheduling.beam_search import BeamSearch
 
+_FINISH_REASON = attrgetter("finish_reason")
 _DRAFTED, _ACCEPTED = attrgetter("num_drafted_tokens"), attrgetter("num_accepted_tokens")
 
 
@@ -46,8 +47,9 @@ class CompletionState:
         if tokens is not None and self._params.detokenize:
             skip = self._params.skip_special_tokens
             self._detokenizer = Detokenizer(tokens, skip, request.prompt_token_ids)
-        include = self._params.include_stop_str_in_output
-        self.stops = StopChecker(prepared.stops, include=include)
+        self.stops: StopChecker | None = None
+        if prepared.stops is not None:
+            self.stops = StopChecker(prepared.stops, self._params.include_stop_str_in_output)
 
     def is_due(self, interval: int) -> bool:
         """Whether its stream gets its new tokens now: ``interval`` of them, the first or last."""
@@ -76,20 +78,23 @@ class CompletionState:
         ends = reason is FinishReason.STOP and self._ends_text(token.token_id)
         if not ends or self._params.include_stop_str_in_output:
             new_text = self._detokenizer.append([token.token_id])
-        may_stop = len(self.token_ids) > self._params.min_tokens
-        self.text += self.stops.append(new_text, may_stop)
+        if self.stops is not None:
+            may_stop = len(self.token_ids) > self._params.min_tokens
+            new_text = self.stops.append(new_text, may_stop)
+        self.text += new_text
 
     def _ends_text(self, token_id: int) -> bool:
         return token_id in self._params.stop_token_ids or token_id in self._eos_token_ids
 
     def end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         """Set why it ended, and release text that was held back."""
-        if self._detokenizer is not None and self.stops.matched is None:
-            self.text += self.stops.append(self._detokenizer.finish())
-            if self.stops.matched is None:
-                self.text += self.stops.finish()
-            else:  # the last character completed it
-                reason, stop_reason = FinishReason.STOP, self.stops.matched
+        stops = self.stops
+        if self._detokenizer is not None and (stops is None or stops.matched is None):
+            rest = self._detokenizer.finish()
+            self.text += rest if stops is None else stops.append(rest) + stops.finish()
+            if stops is not None and stops.matched is not None:
+                # The last character completed it.
+                reason, stop_reason = FinishReason.STOP, stops.matched
         self.finish_reason, self.stop_reason = reason, stop_reason
 
 
@@ -134,9 +139,9 @@ class RequestState:
                 first and the last output are due at once.
         """
         num_new_tokens = max(interval, self.params.stream_interval or 1)
-        is_due = self.search is not None or True in [
-            completion.is_due(num_new_tokens) for completion in self._completions
-        ]
+        is_due = self.search is not None or any(
+            map(methodcaller("is_due", num_new_tokens), self._completions)
+        )
         if self.params.output_kind is RequestOutputKind.FINAL_ONLY or not is_due:
             return self.output() if self.finished else None
         for completion in self._completions:
@@ -180,8 +185,8 @@ class RequestState:
                 self._first_token_s = now_s
             self._last_token_s = now_s
             completion.append(token, sequence.finish_reason)
-        stop_string = completion.stops.matched
-        if stop_string is not None:
+        stops = completion.stops
+        if stops is not None and (stop_string := stops.matched) is not None:
             self._end(completion, FinishReason.STOP, stop_string, now_s)
             return stop_string if sequence.finish_reason is None else None
         if sequence.finish_reason is not None:
@@ -234,11 +239,12 @@ class RequestState:
     def output(self) -> RequestOutput:
         """Return the output so far."""
         leader, num_cached_tokens = self._leader, self.num_cached_tokens
+        no_rows = self.params.prompt_logprobs is None
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
-            prompt_logprobs=self._prompt_logprobs_so_far(),
+            prompt_logprobs=None if no_rows else self._prompt_logprobs_so_far(),
             outputs=list(map(self._completion, self._completions)),
             finished=self.finished,
             num_cached_tokens=num_cached_tokens,
@@ -268,7 +274,7 @@ class RequestState:
         now_s: float,
     ) -> None:
         completion.end(reason, stop_reason)
-        self.finished = None not in [c.finish_reason for c in self._completions]
+        self.finished = None not in map(_FINISH_REASON, self._completions)
         if self.finished:
             self._finished_s = now_s
 
@@ -293,10 +299,8 @@ class RequestState:
         """Log-probabilities of its prompt so far, from the first token that gets them."""
         return self._scored + ([] if self._leader is None else self._leader.prompt_logprobs)
 
-    def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None] | None:
+    def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None]:
         """Return those of the prompt, each converted once; those before the first have none."""
-        if self.params.prompt_logprobs is None:
-            return None
         known = self._prompt_logprobs
         if self._leader is not None:
             new = self._leader.prompt_logprobs[len(known) - self._first_scored :]

@@ -8,6 +8,7 @@ import operator
 import random
 from array import array
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class PreparedRequest:
     prompt: str | None  # the text, if it was given as one
     seeds: tuple[int, ...]  # one per continuation
     arrival_s: float  # by the engine's clock
-    stops: StopStrings  # the stop strings of its parameters
+    stops: StopStrings | None  # the stop strings of its parameters, if any
     known: TokenizedText | None = None  # the prompt, if it is to be remembered
     images: tuple[ServedImage, ...] = ()  # among its tokens
     begun: OpenTurn | None = None  # where its answer is noted in the ledger
@@ -194,15 +195,14 @@ def _spell_bad_words(params: SamplingParams, loaded: LoadedModel) -> SamplingPar
 
 
 def closing_ids(params: SamplingParams, loaded: LoadedModel) -> tuple[int, ...]:
-    """Return the tokens of the mark that a ``thinking_budget`` forces; empty without a budget.
+    """Return the tokens of the mark that a ``thinking_budget`` forces.
 
     Raises:
         InvalidSamplingParams: The vocabulary cannot write it, or the parameters exclude it.
         MissingTokenizer: The checkpoint has no tokenizer.
     """
     budget = params.thinking_budget
-    if budget is None:
-        return ()
+    assert budget is not None, "its mark is forced"
     tokenizer, mark = loaded.require_tokenizer(), budget.closing
     single = TokenTable(tokenizer).id_of(mark)
     encoded = tokenizer(mark, add_special_tokens=False)["input_ids"] if single is None else [single]
@@ -290,7 +290,7 @@ def _check_ids(params: SamplingParams, vocab_size: int) -> None:
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids or ()),
-        ("bad_words_ids", [token for row in params.bad_words_ids for token in row]),
+        ("bad_words_ids", list(chain.from_iterable(params.bad_words_ids))),
     ):
         if max(ids, default=-1) >= vocab_size:
             token = next(token for token in ids if token >= vocab_size)

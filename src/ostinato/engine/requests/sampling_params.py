@@ -3,7 +3,7 @@
 import copy
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
@@ -232,17 +232,11 @@ class SamplingParams(core.SamplingParams):
 
     def _normalise(self) -> None:
         """Make collections immutable, and replace -1 by the value that it means."""
-        object.__setattr__(self, "stop", _strings("stop", self.stop))
-        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
-        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
-        rows = tuple(_ids("bad_words_ids", row) for row in self.bad_words_ids or ())
-        object.__setattr__(self, "bad_words_ids", rows)
-        if self.readout is not None:
-            object.__setattr__(self, "readout", tuple(_ids("readout", self.readout)))
-        if self.allowed_token_ids is not None:
-            allowed = _ids("allowed_token_ids", self.allowed_token_ids)
-            object.__setattr__(self, "allowed_token_ids", allowed)
+        for name, convert in _COLLECTIONS.items():
+            given, default = getattr(self, name), _DEFAULTS[name]
+            is_default = given is None or (default is not None and given in ((), [], {}))
+            value = copy.copy(default) if is_default else convert(name, given)
+            object.__setattr__(self, name, value)
         if not self.prompt_logprob_start:
             object.__setattr__(self, "prompt_logprob_start", 1)
         if self.top_k == -1:
@@ -290,16 +284,16 @@ def _check_number(
         raise InvalidSamplingParams(f"{name}={value!r}: must be a number, {limit}")
 
 
-def _strings(name: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
-    strings = (given,) if isinstance(given, str) else tuple(given or ())
+def _strings(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    strings = (given,) if isinstance(given, str) else tuple(given)
     for string in strings:
         if not isinstance(string, str) or not string:
             raise InvalidSamplingParams(f"{name}={string!r}: must be a string that is not empty")
     return strings
 
 
-def _ids(name: str, ids: Sequence[int] | None) -> tuple[int, ...]:
-    checked = _TokenIds(ids or ())
+def _ids(name: str, ids: Sequence[int]) -> tuple[int, ...]:
+    checked = _TokenIds(ids)
     if (
         set(map(type, checked)) <= {int}
         and -1 < min(checked, default=0) <= max(checked, default=0) < 2**32
@@ -354,13 +348,29 @@ class _TokenIds(tuple[int, ...]):
         return token in self._members
 
 
-def _bias(bias: Mapping[int, float] | None) -> dict[int, float]:
+def _bias(name: str, bias: Mapping[int, float]) -> dict[int, float]:
     checked = {}
-    for token, value in (bias or {}).items():
+    for token, value in bias.items():
         # JSON has string keys only, so "42" is taken for 42.
         is_number = isinstance(token, str) and token.isdecimal() and len(token) <= 10
         token = int(token) if is_number else token
-        _check_integer("logit_bias", token, 0, 2**32 - 1)
-        _check_number(f"logit_bias[{token}]", value, -100.0, 100.0)
+        _check_integer(name, token, 0, 2**32 - 1)
+        _check_number(f"{name}[{token}]", value, -100.0, 100.0)
         checked[token] = float(value)
     return checked
+
+
+def _rows(name: str, rows: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple([_ids(name, row) for row in rows])
+
+
+_COLLECTIONS: dict[str, Callable[[str, Any], Any]] = {
+    "stop": _strings,
+    "stop_token_ids": _ids,
+    "logit_bias": _bias,
+    "bad_words": _strings,
+    "bad_words_ids": _rows,
+    "readout": _ids,
+    "allowed_token_ids": _ids,
+}
+"""How each is checked and made immutable."""

@@ -65,6 +65,7 @@ class TokenTable:
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
         self._byte_of = dict(_byte_alphabet()) if isinstance(decoder, ByteLevel) else None
         self.entry = functools.cache(self._look_up)  # the entry of an id
+        self.shown = functools.cache(self._shown)  # an id that is part of a text, with its bytes
         self._texts: dict[int, str] = {}
 
     def decode(self, token_ids: list[int]) -> str:
@@ -115,6 +116,12 @@ class TokenTable:
         shown = self._tokenizer.decode([token_id], skip_special_tokens=True)
         special = bool(text) and not shown
         return TokenEntry(known=True, special=special, data=self._bytes(str(token), text))
+
+    def _shown(self, token_id: int, skip_special_tokens: bool) -> tuple[int, bytes | None] | None:
+        """Return an id with its bytes, if any; None if it is no part of a text."""
+        entry = self.entry(token_id)
+        is_hidden = entry.special and skip_special_tokens
+        return (token_id, entry.data) if entry.known and not is_hidden else None
 
     def _bytes(self, token: str, text: str) -> bytes | None:
         """Return the bytes of a token, if it has any.
@@ -190,8 +197,8 @@ class Detokenizer:
         for token in reversed(prompt):
             if len(tail) == _CONTEXT_TOKENS:
                 break
-            if entry := self._shown(token):
-                tail.append(entry)
+            if shown := self._table.shown(token, skip_special_tokens):
+                tail.append(shown)
         tail.reverse()
         ids, pieces = map(list, zip(*tail, strict=True)) if tail else ([], [])
         is_text = pieces.count(None) == len(pieces) > 0
@@ -206,7 +213,11 @@ class Detokenizer:
 
         Ids that the tokenizer does not know have no text. Cost: O(1) decoded ids per token.
         """
-        return "".join([self._take(*e) for token in token_ids if (e := self._shown(token))])
+        text = ""
+        for token in token_ids:
+            if shown := self._table.shown(token, self._skip_special_tokens):
+                text += self._take(*shown)
+        return text
 
     @property
     def is_complete(self) -> bool:
@@ -215,13 +226,8 @@ class Detokenizer:
 
     def finish(self) -> str:
         """Return the rest of the text, an unfinished character as U+FFFD."""
-        return self._flush_pending() + self._utf8.decode(b"", final=True)
-
-    def _shown(self, token: int) -> tuple[int, bytes | None] | None:
-        """Return a token with its bytes, if any; None if it is no part of the text."""
-        entry = self._table.entry(token)
-        is_hidden = entry.special and self._skip_special_tokens
-        return (token, entry.data) if entry.known and not is_hidden else None
+        pending = self._flush_pending(self._pending_text()) if self._pending else ""
+        return pending + self._utf8.decode(b"", final=True)
 
     def _take(self, token: int, data: bytes | None) -> str:
         """Add one token."""
@@ -229,9 +235,9 @@ class Detokenizer:
         starts = not self._context and data is not None and data.isascii()
         if data is None or starts:
             return self._utf8.decode(b"", final=True) + self._take_text(token)
-        text = self._flush_pending() + self._utf8.decode(data)
-        self._remember([token])
-        return text
+        pending = self._flush_pending(self._pending_text()) if self._pending else ""
+        self._context = [*self._context, token][-_CONTEXT_TOKENS:]
+        return pending + self._utf8.decode(data)
 
     def _take_text(self, token: int) -> str:
         """Add a token that is decoded after others; slow tokenizers may hide bytes in it."""
@@ -244,18 +250,12 @@ class Detokenizer:
         self._num_shown += len(new_text)
         return new_text
 
-    def _flush_pending(self, text: str | None = None) -> str:
-        """Accept the pending tokens, with their text if it is known; return what they add."""
-        if not self._pending:
-            return ""
-        text = (self._pending_text() if text is None else text)[self._num_shown :]
-        self._remember(self._pending)
+    def _flush_pending(self, text: str) -> str:
+        """Move the pending tokens, with this text, to the context; return what they add."""
+        new_text = text[self._num_shown :]
+        self._context = [*self._context, *self._pending][-_CONTEXT_TOKENS:]
         self._pending, self._num_shown = [], 0
-        return text
-
-    def _remember(self, tokens: list[int]) -> None:
-        """Move emitted tokens to the context."""
-        self._context = [*self._context, *tokens][-_CONTEXT_TOKENS:]
+        return new_text
 
     def _pending_text(self) -> str:
         """Return what the pending tokens add to the context."""

@@ -94,8 +94,6 @@ class StopChecker:
         Cost: O(len(text)) for each stop string that has begun, amortised.
         """
         assert self.matched is None, "the text has ended"
-        if not self._stops.texts:
-            return text
         waiting = self._held + text
         for place, character in enumerate(text, start=len(self._held) + 1):
             self._begun, match = self._stops.step(self._begun, character)

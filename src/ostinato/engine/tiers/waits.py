@@ -48,10 +48,10 @@ class WaitBook:
             self._tenants.clear()
             return
         prices = self._prices.now
-        works = [
-            len(s.tokens) if prices is None else prices.prompt_s(s.start, len(s.tokens))
-            for s in plan.sequences
-        ]
+        works = []
+        for s in plan.sequences:
+            num_tokens = len(s.tokens)
+            works.append(num_tokens if prices is None else prices.prompt_s(s.start, num_tokens))
         each_s = seconds / max(sum(works), 1e-12)
         for scheduled, work in zip(plan.sequences, works, strict=True):
             tenant = scheduled.identity.owner
