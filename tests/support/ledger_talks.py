@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ostinato.engine.prompts.chat import render_checked
-from ostinato.engine.prompts.chat_turns import ChatTurns, RenderedChat, WrittenAnswer
+from ostinato.engine.prompts.chat import ChatTurns, RenderedChat, WrittenAnswer, render_checked
 from ostinato.engine.prompts.text_tokenizer import TextTokenizer
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.server.answers.answer_formats import TOOL_FORMATS

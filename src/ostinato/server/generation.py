@@ -21,8 +21,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.core.errors import RequestError
 from ostinato.core.tokens import num_common_tokens
-from ostinato.engine.prompts.chat import sections_of
-from ostinato.engine.prompts.chat_turns import RenderedChat, WrittenAnswer
+from ostinato.engine.prompts.chat import RenderedChat, WrittenAnswer, sections_of
 from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.images.parts import images_in, without_sources

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.errors import RequestError
 from ostinato.engine.grammar.thinking_budget import ThinkingBudget
-from ostinato.engine.prompts.chat_turns import RenderedChat
+from ostinato.engine.prompts.chat import RenderedChat
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.protocol.conversation import Message, ToolUse

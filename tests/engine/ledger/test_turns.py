@@ -15,7 +15,7 @@ from ostinato.engine.ledger.turns import (
     TurnLedger,
     WrittenTurn,
 )
-from ostinato.engine.prompts.chat_turns import WrittenAnswer
+from ostinato.engine.prompts.chat import WrittenAnswer
 from tests.support.chat_families import FAMILIES, Call
 from tests.support.ledger_talks import LedgerTalk, drops_reasoning
 

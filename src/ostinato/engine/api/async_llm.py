@@ -27,10 +27,10 @@ from ostinato.engine.api.beam_api import BeamSearchParams
 from ostinato.engine.api.engine_thread import AnswerT, EngineThread, run_in_new_thread
 from ostinato.engine.api.explain_api import explain_request
 from ostinato.engine.api.tokenizer_executor import TokenizerExecutor
+from ostinato.engine.ledger.meaning import Message
 from ostinato.engine.loop.adapters import LoRARequest
 from ostinato.engine.loop.engine import Engine
-from ostinato.engine.prompts.chat import Message, sections_of
-from ostinato.engine.prompts.chat_turns import RenderedChat
+from ostinato.engine.prompts.chat import RenderedChat, sections_of
 from ostinato.engine.prompts.next_prompt import known_head
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import (

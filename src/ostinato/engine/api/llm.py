@@ -19,10 +19,11 @@ from ostinato.engine.api.adapter_api import load_adapter, remove_adapter, with_a
 from ostinato.engine.api.admin_api import AdminApi
 from ostinato.engine.api.beam_api import BeamSearchOutput, BeamSearchParams, beam_search
 from ostinato.engine.api.explain_api import explain_request
+from ostinato.engine.ledger.meaning import Message
 from ostinato.engine.loop.adapters import LoRARequest
 from ostinato.engine.loop.batch import ShowProgress, run_batch
 from ostinato.engine.loop.engine import Engine
-from ostinato.engine.prompts.chat import Message, is_conversation, sections_of
+from ostinato.engine.prompts.chat import is_conversation, sections_of
 from ostinato.engine.requests.caller import CallGate
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import (

@@ -20,9 +20,9 @@ from ostinato.core.plan import TokenConstraint
 from ostinato.engine.api.engine_thread import AnswerT
 from ostinato.engine.grammar.grammar_check import NUM_WORKERS
 from ostinato.engine.ledger.continuation import Continuation
+from ostinato.engine.ledger.meaning import Message
 from ostinato.engine.loop.engine import Engine
-from ostinato.engine.prompts.chat import Message
-from ostinato.engine.prompts.chat_turns import RenderedChat
+from ostinato.engine.prompts.chat import RenderedChat
 from ostinato.engine.prompts.image_decoder import ImageDecoder
 from ostinato.engine.prompts.image_prompts import decode_prompt
 from ostinato.engine.prompts.text_tokenizer import PartlyTokenized

@@ -21,6 +21,7 @@ from typing import Any
 from ostinato.protocol.conversation import ASIDE
 
 Message = Mapping[str, Any]
+"""At least ``role`` and ``content``, as in OpenAI's API."""
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """The names under which templates read the reasoning of a message."""

@@ -2,13 +2,12 @@
 
 Files in reading order:
 
-* ``chat``: from the caller's prompt or conversation to token ids
 * ``template_report``: what the chat template loses of earlier turns
 * ``next_prompt``: what is known of the prompt that follows an answer
 * ``image_worker``, ``image_decoder``: decode images within limits
 * ``image_prompts``: the images of a prompt, and their places among its tokens
 * ``text_tokenizer``: tokenizes only the part of a text that is not known
-* ``chat_turns``: renders conversations with the turns of the ledger, and notes answers there
+* ``chat``: renders conversations with the turns of the ledger, and notes answers there
 * ``prompt_tokenizer``: turns the texts and images of prompts into token ids
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one
 * ``image_encoder``: runs the encoder of images beside the steps

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ostinato.core.tokens import num_common_tokens
-from ostinato.engine.prompts.chat import Message
-from ostinato.engine.prompts.chat_turns import RenderedChat
+from ostinato.engine.ledger.meaning import Message
+from ostinato.engine.prompts.chat import RenderedChat
 
 _WORDS = ("Hello", "1 + 1")
 """Two messages that begin differently: what both prompts have does not depend on the words."""

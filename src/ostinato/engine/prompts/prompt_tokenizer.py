@@ -8,8 +8,8 @@ from typing import Any
 
 from ostinato.core.identity import ImageSpan
 from ostinato.engine.ledger.continuation import Continuation, Render
-from ostinato.engine.prompts.chat import Message, check_messages, render_checked
-from ostinato.engine.prompts.chat_turns import ChatTurns, WrittenAnswer
+from ostinato.engine.ledger.meaning import Message
+from ostinato.engine.prompts.chat import ChatTurns, WrittenAnswer, check_messages, render_checked
 from ostinato.engine.prompts.image_prompts import ImagePrompts
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes
 from ostinato.engine.prompts.text_tokenizer import PartlyTokenized, TextTokenizer
