@@ -35,6 +35,7 @@ from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.request_state import RequestState
 from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.engine.requests.sampling_params import RequestOutputKind
+from ostinato.engine.requests.tenant_queue import fulfil
 from ostinato.errors import EngineStopped, OstinatoError
 
 AnswerT = TypeVar("AnswerT")
@@ -215,14 +216,8 @@ def run_in_new_thread(make: Callable[[ArgumentT], AnswerT], argument: ArgumentT)
     model in the caller's thread cost every operation of the engine's thread a wake-up.
     """
     result: Future[AnswerT] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(make(argument))
-        except BaseException as error:
-            result.set_exception(error)
-
-    thread = threading.Thread(target=run, name="ostinato-loader", daemon=True)
+    work = partial(fulfil, result, partial(make, argument))
+    thread = threading.Thread(target=work, name="ostinato-loader", daemon=True)
     thread.start()
     answer = result.result()
     thread.join()
@@ -235,6 +230,7 @@ class EngineThread:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine  # while the thread runs, only its counters may be read
         self.commands = CommandQueue(engine.owner)  # run between steps
+        self.call = self.commands.ask  # runs something between steps, and waits for it
         self._mailboxes: dict[str, Mailbox] = {}
         self._is_broken = False
         self._num_useless_waits = 0  # for a next turn, one after another
@@ -272,10 +268,6 @@ class EngineThread:
         finally:
             if not finished:
                 self.run_later(lambda: self._cancel_for(mailbox, prepared.request.request_id))
-
-    async def call(self, question: Callable[[], AnswerT]) -> AnswerT:
-        """Run something in the engine's thread, between steps, and wait for it."""
-        return await self.commands.ask(question)
 
     def run_later(self, command: Callable[[], None]) -> None:
         """Queue a command that only cleans up; one that has stopped needs none."""

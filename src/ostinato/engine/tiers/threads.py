@@ -5,8 +5,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
+
+from ostinato.engine.requests.tenant_queue import fulfil
 
 T = TypeVar("T")
 
@@ -30,17 +33,9 @@ class TierThreads:
         if self._is_closed:
             raise RuntimeError("the threads of a tier are closed")
         future = Future[T]()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call(*args))
-                except BaseException as error:
-                    future.set_exception(error)
-
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
-        self._calls.put(run)
+        self._calls.put(partial(fulfil, future, partial(call, *args)))
         return future
 
     def close(self, seconds: float) -> bool:
