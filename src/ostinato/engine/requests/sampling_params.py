@@ -184,17 +184,10 @@ class SamplingParams(core.SamplingParams):
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}: "
                 "lower the one or raise the other"
             )
-        form = self.structured_outputs
-        if form is not None and not isinstance(form, StructuredOutputs):
-            raise InvalidSamplingParams(
-                f"structured_outputs={form!r:.80}: must be a StructuredOutputs"
-            )
-        if self.thinking_budget is not None and not isinstance(
-            self.thinking_budget, ThinkingBudget
-        ):
-            raise InvalidSamplingParams(
-                f"thinking_budget={self.thinking_budget!r:.80}: must be a ThinkingBudget"
-            )
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and value is not _DEFAULTS[name]:
+                raise InvalidSamplingParams(f"{name}={value!r:.80}: must be a {kind.__name__}")
         if self.stop and not self.detokenize:
             raise InvalidSamplingParams(
                 "stop strings need text: leave detokenize on, or use stop_token_ids"
@@ -225,10 +218,6 @@ class SamplingParams(core.SamplingParams):
             )
         if self.drafts not in ("auto", "off"):
             raise InvalidSamplingParams(f"drafts={self.drafts!r:.80}: must be 'auto' or 'off'")
-        if not isinstance(self.output_kind, RequestOutputKind):
-            raise InvalidSamplingParams(
-                f"output_kind={self.output_kind!r:.80}: must be a RequestOutputKind"
-            )
 
     def _normalise(self) -> None:
         """Make collections immutable, and replace -1 by the value that it means."""
@@ -332,6 +321,13 @@ _NUMBERS = (
     ("repetition_penalty", 0.0, None, True),
 )
 """Lowest and highest value, and whether the lowest is excluded."""
+
+_KINDS: dict[str, type] = {
+    "structured_outputs": StructuredOutputs,
+    "thinking_budget": ThinkingBudget,
+    "output_kind": RequestOutputKind,
+}
+"""The class of a value."""
 
 _MAX_FLOAT = sys.float_info.max
 
