@@ -12,6 +12,7 @@ from ostinato.engine.tiers.reader import TierReader
 from ostinato.scheduling.learned_prices import LearnedPrices
 from ostinato.scheduling.step_prices import StepPrices
 from ostinato.tiers.port import LoadFault
+from tests.engine.relatives import run
 from tests.engine.tiered import GREEDY, TEXT, NewLLM, ask, engine_prompt, slow_computing
 from tests.support.memory_tier import MemoryTier
 
@@ -69,9 +70,7 @@ def test_others_go_on_while_one_loads(new_llm: NewLLM, tier: MemoryTier):
     ]
     assert ended == ["other"]
     tier.gate.set()
-    outputs = [
-        s.output() for _ in range(500) if engine.has_work for s in engine.step() if s.finished
-    ]
+    outputs = list(run(engine).values())
     assert [output.cached_tokens_from for output in outputs] == [{"disk": 128}]
 
 
@@ -148,9 +147,7 @@ def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM)
     engine.tiers.stores.flush(10)
     engine.tiers.loads.prices = slow_computing()  # no load is too slow
     engine.reset_cache(preempt_running=True)
-    outputs = [
-        s.output() for _ in range(99) if engine.has_work for s in engine.step() if s.finished
-    ]
+    outputs = list(run(engine).values())
     assert outputs[0].outputs[0].token_ids == before.outputs[0].token_ids
     assert outputs[0].cached_tokens_from == {}
     assert engine.tiers.counts.loaded_tokens == {"disk": 128}
@@ -217,9 +214,7 @@ def test_a_step_that_fails_beside_a_load_takes_nothing_from_it(
         ended = [state.output() for _ in range(3) for state in engine.step()]
     assert [output.request_id for output in ended] == ["other"]
     tier.gate.set()
-    outputs = [
-        s.output() for _ in range(500) if engine.has_work for s in engine.step() if s.finished
-    ]
+    outputs = list(run(engine).values())
     assert [output.cached_tokens_from for output in outputs] == [{"disk": 128}]
     assert outputs[0].outputs[0].token_ids == before.outputs[0].token_ids
     engine.cache.check()
