@@ -238,17 +238,8 @@ class AsyncLLM:
 
         async def prompt() -> Prompt:
             loaded, images = await self.tokenizing.load_images(messages)
-            chat = await render(loaded, images)
-            ids = chat.tokens
-            return replace(
-                prompt_context,
-                images=images,
-                text=ids.text.decode(),
-                token_ids=ids,
-                known=ids,
-                begun=chat.begun,
-                report=chat.report,
-            )
+            context = replace(prompt_context, images=images)
+            return (await render(loaded, images)).prompt(context)
 
         outputs = self._stream(prompt, sampling_params, request_id, priority, lora_request)
         kind = sampling_params.output_kind if sampling_params is not None else None

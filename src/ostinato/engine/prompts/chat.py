@@ -205,6 +205,13 @@ class RenderedChat:
     report: TurnReport
     begun: OpenTurn | None
 
+    def prompt(self, context: Prompt) -> Prompt:
+        """Return it as a prompt of the sender that ``context`` names."""
+        ids, text = self.tokens, self.tokens.text.decode()
+        return replace(
+            context, text=text, token_ids=ids, known=ids, begun=self.begun, report=self.report
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenAnswer:

@@ -88,12 +88,7 @@ class PromptTokenizer:
         """Return a prompt that is a conversation, with its ids."""
         assert self.texts is not None and self.turns is not None, "conversations need a tokenizer"
         partly, continuation = self.begin_chat(continuation, prompt)
-        known = self.texts.finish(partly)
-        chat = self.turns.finished(continuation, known)
-        text = known.text.decode()
-        return replace(
-            prompt, text=text, token_ids=known, known=known, begun=chat.begun, report=chat.report
-        )
+        return self.turns.finished(continuation, self.texts.finish(partly)).prompt(prompt)
 
     def begin_text(self, text: str, prompt: Prompt) -> PartlyTokenized:
         """Find what is known of a text for the sender of a prompt; safe in any thread."""
