@@ -5,13 +5,14 @@ from dataclasses import fields
 
 import pytest
 
-from ostinato.engine.requests.sampling_params import UNSUPPORTED_SAMPLING, SamplingParams
+from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.keywords import Unsupported
 from ostinato.engine.settings.vllm_keywords import (
     ALIASES,
     UNSUPPORTED_ARGUMENTS,
     UNSUPPORTED_CALLS,
+    UNSUPPORTED_SAMPLING,
     UNSUPPORTED_SETTINGS,
 )
 from tests.docs.reading import ROOT

@@ -9,8 +9,8 @@ import gguf
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.requests.generation_defaults import GenerationDefaults
 from ostinato.engine.requests.read_defaults import read_defaults
+from ostinato.engine.requests.sampling_params import GenerationDefaults
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.runner.checkpoints.fetched_models import FETCHED_MODELS

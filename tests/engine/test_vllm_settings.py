@@ -8,9 +8,13 @@ import pytest
 
 import ostinato
 from ostinato import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, SamplingParams
-from ostinato.engine.requests.sampling_params import UNSUPPORTED_SAMPLING
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.engine.settings.vllm_keywords import ALIASES, UNSUPPORTED_CALLS, UNSUPPORTED_SETTINGS
+from ostinato.engine.settings.vllm_keywords import (
+    ALIASES,
+    UNSUPPORTED_CALLS,
+    UNSUPPORTED_SAMPLING,
+    UNSUPPORTED_SETTINGS,
+)
 from ostinato.errors import ConfigError, InvalidSamplingParams
 from tests.support.checkpoints import Checkpoints
 

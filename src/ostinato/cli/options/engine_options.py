@@ -13,8 +13,7 @@ import typer
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.options.setting_options import SettingOptions, setting_option
 from ostinato.core.errors import ConfigError
-from ostinato.engine.requests.generation_defaults import GenerationDefaults
-from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.requests.sampling_params import GenerationDefaults, SamplingParams
 from ostinato.engine.settings.settings import COMPUTING, LORA, MODEL, EngineSettings
 
 EngineOptions = Annotated[dict[str, Any], SettingOptions(EngineSettings, (MODEL, COMPUTING, LORA))]

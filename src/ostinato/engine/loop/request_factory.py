@@ -141,7 +141,7 @@ class Identities:
         if prompt.adapter:
             adapter, start = self._adapters.digest_and_start(prompt.adapter, text)
             text = text[: start + 1]  # the base model computed the public prefix, if any
-        if reads and prompt.public_prefixes:
+        if reads and self._public_prefixes.by_name:
             own = self._public_prefixes.identity_of(own, text, prompt.public_prefixes)
         if not adapter:
             return own

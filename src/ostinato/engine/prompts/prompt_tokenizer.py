@@ -183,5 +183,5 @@ class PromptTokenizer:
 
     def _namespaces(self, prompt: Prompt) -> tuple[bytes, ...]:
         """Return whose texts a prompt may use, its sender's own first."""
-        own, names = prompt.cache_salt.encode(), prompt.public_prefixes
-        return (own, *self._public_prefixes.salts_of(names)) if names else (own,)
+        own, public = prompt.cache_salt.encode(), self._public_prefixes
+        return (own, *public.salts_of(prompt.public_prefixes)) if public.by_name else (own,)

@@ -37,12 +37,16 @@ def public_name(salt: bytes) -> str | None:
 
 
 class PublicPrefixes:
-    """All published prefixes of one engine; changed in the engine's thread, read in any."""
+    """All published prefixes of one engine; changed in the engine's thread, read in any.
+
+    Attributes:
+        by_name: The tokens of each.
+    """
 
     def __init__(self, admin: CacheAdmin, block_size: int) -> None:
         self._admin = admin
         self._block_size = block_size
-        self._prefixes: dict[str, array[int]] = {}
+        self.by_name: dict[str, array[int]] = {}
 
     def whole_blocks(self, name: str, tokens: "array[int]") -> "array[int]":
         """Return the part of a prompt that can be published under a name.
@@ -64,23 +68,23 @@ class PublicPrefixes:
 
     def add(self, name: str, tokens: "array[int]") -> None:
         """Add a prefix that is held now."""
-        self._prefixes[name] = tokens
+        self.by_name[name] = tokens
 
     def remove(self, name: str) -> bool:
         """Remove a prefix; returns False if there is none of that name."""
-        return self._prefixes.pop(name, None) is not None
+        return self.by_name.pop(name, None) is not None
 
     def listed(self) -> list[PublishedPrefix]:
         """List all that were published and not unpublished, by name."""
         return [
             PublishedPrefix(name, tokens, self._admin.is_public(salt_of_public(name)))
-            for name, tokens in sorted(self._prefixes.items())
+            for name, tokens in sorted(self.by_name.items())
         ]
 
     def salts_of(self, names: Iterable[str]) -> list[bytes]:
         """Return the salts of the public prefixes of some names."""
         requested = set(names)
-        known = self._prefixes if ALL_PUBLIC in requested else requested & self._prefixes.keys()
+        known = self.by_name if ALL_PUBLIC in requested else requested & self.by_name.keys()
         return [salt_of_public(name) for name in list(known)]
 
     def identity_of(self, own: Identity, tokens: "array[int]", names: Iterable[str]) -> Identity:
@@ -91,7 +95,7 @@ class PublicPrefixes:
         Cost: O(names) comparisons of packed tokens.
         """
         requested = set(names)
-        for name, prefix in sorted(self._prefixes.items(), key=lambda item: -len(item[1])):
+        for name, prefix in sorted(self.by_name.items(), key=lambda item: -len(item[1])):
             may_read = name in requested or ALL_PUBLIC in requested
             if not may_read or len(prefix) >= len(tokens) or tokens[: len(prefix)] != prefix:
                 continue

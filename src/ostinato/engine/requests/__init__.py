@@ -2,8 +2,8 @@
 
 Files in reading order:
 
-* ``sampling_params``: what a user sets per request
-* ``generation_defaults``, ``read_defaults``: what a request samples with where it does not say
+* ``sampling_params``: what a user sets per request, and what holds where one is silent
+* ``read_defaults``: reads those defaults, of the checkpoint and the operator
 * ``caller``: refuses calls from a second thread or a forked process
 * ``prompts``: from the caller's prompt or conversation to token ids
 * ``tenant_queue``: work that can be killed, and done in turns by tenant

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ostinato.engine.requests.generation_defaults import GenerationDefaults
-from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.requests.sampling_params import GenerationDefaults, SamplingParams
 from ostinato.engine.settings.settings import EngineSettings
 from ostinato.errors import ConfigError, InvalidSamplingParams
 from ostinato.runner.checkpoints.generation_config import read_generation_config

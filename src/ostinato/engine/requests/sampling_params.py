@@ -1,10 +1,10 @@
-"""The sampling parameters that a user sets, including those that concern text."""
+"""The sampling parameters of a request, those that concern text included, and their defaults."""
 
 import copy
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -12,47 +12,9 @@ from typing import Any
 from ostinato.core import sampling_params as core
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.engine.grammar.thinking_budget import ThinkingBudget
-from ostinato.engine.settings.keywords import Unsupported, accepts_vllm_keywords
+from ostinato.engine.settings.keywords import accepts_vllm_keywords
+from ostinato.engine.settings.vllm_keywords import UNSUPPORTED_SAMPLING
 from ostinato.errors import InvalidSamplingParams
-
-_STRUCTURED = "use structured_outputs=StructuredOutputs(...)"
-
-UNSUPPORTED_SAMPLING = {
-    "best_of": Unsupported(
-        "candidates are not ranked; set n and logprobs=0, and keep the output with the highest "
-        "cumulative_logprob",
-        (None, 1),
-    ),
-    "logits_processors": Unsupported(
-        "no Python code runs between logits and token; use logit_bias, allowed_token_ids, "
-        "bad_words or structured_outputs",
-        (None, []),
-    ),
-    "extra_args": Unsupported("there are no sampling plugins that would read it", (None, {})),
-    "spaces_between_special_tokens": Unsupported(
-        "the tokenizer's decoder sets the spaces; read token_ids to find special tokens",
-        (True,),
-    ),
-    "flat_logprobs": Unsupported("log-probabilities come as one dict per token", (False,)),
-    "logprob_token_ids": Unsupported("set logprobs=-1 and pick the ids from the result"),
-    "prompt_logprob_token_ids": Unsupported("set prompt_logprobs=-1 and pick the ids"),
-    "skip_clone": Unsupported("a request samples with a copy of its own", (False, True)),
-    "thinking_token_budget": Unsupported(
-        "use thinking_budget=ThinkingBudget(...), which names the marks", (None, -1)
-    ),
-    "repetition_detection": Unsupported("use repetition_penalty or frequency_penalty"),
-    "routed_experts_prompt_start": Unsupported("routed experts are not returned", (0,)),
-    "trace_decode_token_ids": Unsupported(
-        "put the tokens into the prompt and ask for prompt_logprobs"
-    ),
-    "guided_decoding": Unsupported(_STRUCTURED),
-    "response_format": Unsupported(_STRUCTURED),
-    "use_beam_search": Unsupported("call beam_search(), or set beams=Beams(...)", (False,)),
-    "length_penalty": Unsupported("call beam_search(), or set beams=Beams(...)", (1.0, 1)),
-    "early_stopping": Unsupported("call beam_search(), or set beams=Beams(...)", (False,)),
-}
-"""Keywords of vLLM's ``SamplingParams`` that have no counterpart here."""
-
 
 MAX_STOPS_OF_BEAMS = 16
 
@@ -247,11 +209,64 @@ def _assign(params: SamplingParams, name: str, value: Any) -> None:
             others; nothing has changed.
     """
     changed = replace(params, **{name: value})
-    for field in fields(params):
-        object.__setattr__(params, field.name, getattr(changed, field.name))
+    for each in fields(params):
+        object.__setattr__(params, each.name, getattr(changed, each.name))
 
 
 SamplingParams.__setattr__ = _assign  # type: ignore[method-assign, assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Sampling parameters of requests that do not give them.
+
+    Attributes:
+        values: By the names of ``SamplingParams``; what is missing is that class's own default.
+        source: Where they come from; empty if there are none.
+        max_tokens: Most tokens of any answer of the server, whatever a request says; from
+            ``override_generation_config``, as in vLLM. None is no limit.
+        eos_token_ids: Ids that end a text, in place of the checkpoint's; None leaves those.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    max_tokens: int | None = None
+    eos_token_ids: frozenset[int] | None = None
+
+    def params(self) -> SamplingParams:
+        """Return the parameters of a request that gives none; the caller's own, to be changed."""
+        return SamplingParams(**self.values)
+
+    def fill(self, params: SamplingParams, given: Collection[str]) -> SamplingParams:
+        """Return parameters with defaults for those that a request did not give.
+
+        Beams are not sampled: of the defaults they have ``max_tokens`` alone.
+
+        Args:
+            params: Of the request.
+            given: Names that the request gave; ``max_tokens`` counts as given unless it is None.
+        """
+        missing = {
+            name: value
+            for name, value in self.values.items()
+            if name not in given
+            and (params.max_tokens is None if name == "max_tokens" else params.beams is None)
+        }
+        limit = self.max_tokens
+        if limit is not None:
+            missing["max_tokens"] = min(
+                missing.get("max_tokens", params.max_tokens) or limit, limit
+            )
+        if params.min_tokens > missing.get("max_tokens", params.min_tokens):
+            del missing["max_tokens"]  # a request's own minimum is above the default
+        return replace(params, **missing) if missing else params
+
+    def __str__(self) -> str:
+        """Such as ``temperature 0.7, top_p 0.8 (generation_config.json)``."""
+        shown = ", ".join(f"{name} {value:g}" for name, value in self.values.items())
+        return (
+            f"{shown} ({self.source})" if shown else "temperature 1 (the checkpoint says nothing)"
+        )
 
 
 def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:

@@ -197,6 +197,44 @@ UNSUPPORTED_SETTINGS: Mapping[str, Unsupported] = {
 }
 """Settings of vLLM's ``LLM`` that have no counterpart here."""
 
+_STRUCTURED = "use structured_outputs=StructuredOutputs(...)"
+
+UNSUPPORTED_SAMPLING = {
+    "best_of": Unsupported(
+        "candidates are not ranked; set n and logprobs=0, and keep the output with the highest "
+        "cumulative_logprob",
+        (None, 1),
+    ),
+    "logits_processors": Unsupported(
+        "no Python code runs between logits and token; use logit_bias, allowed_token_ids, "
+        "bad_words or structured_outputs",
+        (None, []),
+    ),
+    "extra_args": Unsupported("there are no sampling plugins that would read it", (None, {})),
+    "spaces_between_special_tokens": Unsupported(
+        "the tokenizer's decoder sets the spaces; read token_ids to find special tokens",
+        (True,),
+    ),
+    "flat_logprobs": Unsupported("log-probabilities come as one dict per token", (False,)),
+    "logprob_token_ids": Unsupported("set logprobs=-1 and pick the ids from the result"),
+    "prompt_logprob_token_ids": Unsupported("set prompt_logprobs=-1 and pick the ids"),
+    "skip_clone": Unsupported("a request samples with a copy of its own", (False, True)),
+    "thinking_token_budget": Unsupported(
+        "use thinking_budget=ThinkingBudget(...), which names the marks", (None, -1)
+    ),
+    "repetition_detection": Unsupported("use repetition_penalty or frequency_penalty"),
+    "routed_experts_prompt_start": Unsupported("routed experts are not returned", (0,)),
+    "trace_decode_token_ids": Unsupported(
+        "put the tokens into the prompt and ask for prompt_logprobs"
+    ),
+    "guided_decoding": Unsupported(_STRUCTURED),
+    "response_format": Unsupported(_STRUCTURED),
+    "use_beam_search": Unsupported("call beam_search(), or set beams=Beams(...)", (False,)),
+    "length_penalty": Unsupported("call beam_search(), or set beams=Beams(...)", (1.0, 1)),
+    "early_stopping": Unsupported("call beam_search(), or set beams=Beams(...)", (False,)),
+}
+"""Keywords of vLLM's ``SamplingParams`` that have no counterpart here."""
+
 UNSUPPORTED_ARGUMENTS: Mapping[str, Unsupported] = {
     "prompt_adapter_request": Unsupported("prompt adapters are not served; LoRA adapters are"),
     "prompt_token_ids": Unsupported("give a list of ids as the prompt"),
