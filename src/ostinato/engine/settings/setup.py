@@ -5,7 +5,7 @@ the free memory, is split by ``hybrid.pool_sizes``, between states and blocks fi
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -106,8 +106,11 @@ def set_up(config: EngineConfig) -> Setup:
 
     memory = config.kv_cache_memory
     if share is not None:
-        profiled = partial(_with_blocks, new_runner, groups.num_groups)
-        memory = share.kv_bytes(profiled, scheduling, config.block_size)
+        memory = share.kv_bytes(
+            lambda num_blocks, num_slots: new_runner([num_blocks] * groups.num_groups, num_slots),
+            scheduling,
+            config.block_size,
+        )
         logger.info("keys, values and states get %.2f GiB", memory / 2**30)
     sizes = size_pools(config, scheduling, loaded, groups, kv_dtype, memory)
     num_slots = 0 if sizes.states is None else sizes.states.num_slots
@@ -126,16 +129,6 @@ def memory_share(config: EngineConfig) -> MemoryShare | None:
     if config.gpu_memory_utilization is None:
         return None
     return MemoryShare(config.gpu_memory_utilization, CudaMemory(torch.device(config.device)))
-
-
-def _with_blocks(
-    new_runner: Callable[[Sequence[int], int], ModelRunner],
-    num_groups: int,
-    num_blocks: int,
-    num_slots: int,
-) -> ModelRunner:
-    """Make a runner from the number of blocks of each group."""
-    return new_runner([num_blocks] * num_groups, num_slots)
 
 
 def _set_kv_bytes(config: EngineConfig, spec: KVSpec, dtype: torch.dtype) -> int:
