@@ -35,7 +35,7 @@ from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.request_state import RequestState
 from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.engine.requests.sampling_params import RequestOutputKind
-from ostinato.engine.requests.tenant_queue import fulfil
+from ostinato.engine.tiers.threads import fulfil
 from ostinato.errors import EngineStopped, OstinatoError
 
 AnswerT = TypeVar("AnswerT")

@@ -17,17 +17,6 @@ from ostinato.core.identity import tenant_of
 AnswerT = TypeVar("AnswerT")
 
 
-def fulfil(future: Future[AnswerT], work: Callable[[], AnswerT]) -> None:
-    """Do the work of a future, unless that was cancelled; also an exit goes to who waits."""
-    if future.set_running_or_notify_cancel():
-        try:
-            answer = work()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(answer)
-
-
 class TenantQueue:
     """Runs work in its own threads, in turns by tenant."""
 
@@ -48,7 +37,13 @@ class TenantQueue:
 
     def _do_one(self, tenant: bytes) -> None:
         future, work = self._waiting[tenant][0]
-        fulfil(future, work)
+        if future.set_running_or_notify_cancel():
+            try:
+                answer = work()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(answer)
         with self._guard:
             queue = self._waiting[tenant]
             queue.popleft()

@@ -9,9 +9,18 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from ostinato.engine.requests.tenant_queue import fulfil
-
 T = TypeVar("T")
+
+
+def fulfil(future: "Future[T]", work: Callable[[], T]) -> None:
+    """Do the work of a future, unless that was cancelled; also an exit goes to who waits."""
+    if future.set_running_or_notify_cancel():
+        try:
+            answer = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(answer)
 
 
 class TierThreads:
