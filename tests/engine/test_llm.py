@@ -1,6 +1,7 @@
 """The offline face: batches in, results in the field's familiar shape out."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from ostinato.engine.loop.engine import Engine
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.errors import InvalidSamplingParams, RequestError
-from tests.engine.llm_calls import GREEDY, PROMPTS, tokens_of
+from tests.engine.llm_calls import GREEDY, PROMPTS, greedy, tokens_of
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
 from tests.support.model_families import EOS_ID
@@ -135,20 +136,13 @@ def test_no_progress_is_shown_unasked(llm: LLM, capfd: pytest.CaptureFixture[str
 
 def test_a_stop_string_ends_the_text_wherever_tokens_end(bard: LLM):
     """Every token is one character, so each of these stop strings spans several."""
-    params = SamplingParams(temperature=0.0, max_tokens=40)
-    text = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0].text
+    text = greedy(bard, "ROMEO:\n", max_tokens=40).text
     stop = text[17:22]
     assert stop not in text[:17]
 
+    stops = {"max_tokens": 40, "stop": [stop, "zzz"]}
     outputs = [
-        bard.generate(
-            "ROMEO:\n",
-            SamplingParams(
-                temperature=0.0, max_tokens=40, stop=[stop, "zzz"], include_stop_str_in_output=keep
-            ),
-            use_tqdm=False,
-        )[0].outputs[0]
-        for keep in (False, True)
+        greedy(bard, "ROMEO:\n", **stops, include_stop_str_in_output=keep) for keep in (False, True)
     ]
 
     assert [output.text for output in outputs] == [text[:17], text[:22]]
@@ -159,36 +153,30 @@ def test_a_stop_string_ends_the_text_wherever_tokens_end(bard: LLM):
 
 def test_text_that_might_have_become_a_stop_string_is_let_go_at_the_end(bard: LLM):
     """The stop string is the rest of the text and something more."""
-    params = SamplingParams(temperature=0.0, max_tokens=12)
-    text = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0].text
+    text = greedy(bard, "ROMEO:\n", max_tokens=12).text
 
-    stopping = SamplingParams(temperature=0.0, max_tokens=12, stop=text[8:] + "\x00")
-    output = bard.generate("ROMEO:\n", stopping, use_tqdm=False)[0].outputs[0]
+    output = greedy(bard, "ROMEO:\n", max_tokens=12, stop=text[8:] + "\x00")
 
     assert (output.text, output.finish_reason) == (text, "length")
 
 
 def test_no_stop_string_counts_below_min_tokens(bard: LLM):
-    params = SamplingParams(temperature=0.0, max_tokens=60)
-    text = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0].text
+    text = greedy(bard, "ROMEO:\n", max_tokens=60).text
     first, second = (text.index("e", start) for start in (0, text.index("e") + 1))
 
-    stopping = SamplingParams(temperature=0.0, max_tokens=60, stop="e", min_tokens=first + 1)
-    output = bard.generate("ROMEO:\n", stopping, use_tqdm=False)[0].outputs[0]
+    output = greedy(bard, "ROMEO:\n", max_tokens=60, stop="e", min_tokens=first + 1)
 
     assert output.text == text[:second]
 
 
 def test_a_stop_id_ends_the_text_and_is_no_part_of_it(bard: LLM):
-    plain = bard.generate("ROMEO:\n", GREEDY, use_tqdm=False)[0].outputs[0]
+    plain = greedy(bard, "ROMEO:\n", max_tokens=8)
     end = plain.token_ids[5]
     cut = plain.token_ids.index(end)
 
     for keep in (False, True):
-        params = SamplingParams(
-            temperature=0.0, max_tokens=8, stop_token_ids=[end], include_stop_str_in_output=keep
-        )
-        output = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0]
+        stops = {"stop_token_ids": [end], "include_stop_str_in_output": keep}
+        output = greedy(bard, "ROMEO:\n", max_tokens=8, **stops)
 
         assert output.token_ids == plain.token_ids[: cut + 1]
         assert output.text == plain.text[: cut + keep]
@@ -197,13 +185,7 @@ def test_a_stop_id_ends_the_text_and_is_no_part_of_it(bard: LLM):
 
 def test_the_end_of_sequence_waits_for_min_tokens_and_may_be_ignored(llm: LLM):
     """A bias makes the end of sequence the first choice in every step."""
-
-    def run(**changes: Any) -> Any:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=6, logit_bias={EOS_ID: 100.0}, **changes
-        )
-        return llm.generate([PROMPTS[0]], params, use_tqdm=False)[0].outputs[0]
-
+    run = partial(greedy, llm, PROMPTS[0], max_tokens=6, logit_bias={EOS_ID: 100.0})
     at_once, later, ignored = run(), run(min_tokens=3), run(ignore_eos=True)
 
     assert (at_once.token_ids, at_once.finish_reason) == ([EOS_ID], "stop")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from tests.engine.llm_calls import GREEDY, PROMPTS, tokens_of
+from tests.engine.llm_calls import GREEDY, PROMPTS, greedy, tokens_of
 from tests.support.engines import MakeLLM
 from tests.support.model_families import VOCAB_SIZE
 
@@ -84,27 +84,20 @@ def test_the_most_likely_token_alone_is_greedy(llm: LLM):
 
 
 def test_a_bias_forces_and_forbids_tokens(llm: LLM):
-    force = SamplingParams(temperature=0.0, max_tokens=3, logit_bias={42: 100.0})
-    favourite = tokens_of(llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False))[0][0]
-    forbid = SamplingParams(temperature=0.0, max_tokens=1, logit_bias={favourite: -100.0})
+    prompt, [favourite] = PROMPTS[0], greedy(llm, PROMPTS[0], max_tokens=1).token_ids
 
-    assert tokens_of(llm.generate([PROMPTS[0]], force, use_tqdm=False)) == [[42] * 3]
-    assert tokens_of(llm.generate([PROMPTS[0]], forbid, use_tqdm=False))[0] != [favourite]
+    assert greedy(llm, prompt, max_tokens=3, logit_bias={42: 100.0}).token_ids == [42] * 3
+    forbidden = greedy(llm, prompt, max_tokens=1, logit_bias={favourite: -100.0})
+    assert forbidden.token_ids != [favourite]
 
 
 def test_penalties_count_what_was_generated(llm: LLM):
     """Log-probs come before penalties: so from them the choice can be made once more."""
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=20,
-        ignore_eos=True,
-        presence_penalty=0.7,
-        frequency_penalty=0.9,
-        logit_bias=dict.fromkeys(range(20, 24), 8.0),
-        logprobs=VOCAB_SIZE,
-    )
+    penalties = {"presence_penalty": 0.7, "frequency_penalty": 0.9}
+    biases = dict.fromkeys(range(20, 24), 8.0)
+    rest = {"max_tokens": 20, "ignore_eos": True, "logit_bias": biases, "logprobs": VOCAB_SIZE}
 
-    completion = llm.generate([PROMPTS[0]], params, use_tqdm=False)[0].outputs[0]
+    completion = greedy(llm, PROMPTS[0], **penalties, **rest)
 
     def score(logprobs: dict[int, Any], token: int, before: list[int]) -> float:
         count = before.count(token)
@@ -121,9 +114,9 @@ def test_penalties_count_what_was_generated(llm: LLM):
 
 
 def test_a_strong_repetition_penalty_forbids_what_was_seen(llm: LLM):
-    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, repetition_penalty=1e6)
+    penalty = {"repetition_penalty": 1e6}
 
-    tokens = tokens_of(llm.generate([PROMPTS[0]], params, use_tqdm=False))[0]
+    tokens = greedy(llm, PROMPTS[0], max_tokens=30, ignore_eos=True, **penalty).token_ids
 
     assert len({*tokens, *PROMPTS[0]}) == 30 + len(PROMPTS[0])
 
@@ -153,9 +146,7 @@ def test_log_probabilities_name_the_token_and_its_alternatives(llm: LLM):
 
 
 def test_log_probabilities_say_what_tokens_read_like(bard: LLM):
-    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=0)
-
-    completion = bard.generate("ROMEO:", params, use_tqdm=False)[0].outputs[0]
+    completion = greedy(bard, "ROMEO:", max_tokens=4, logprobs=0)
 
     assert completion.logprobs is not None
     pieces = [entry.decoded_token or "" for row in completion.logprobs for entry in row.values()]

@@ -10,6 +10,7 @@ from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import RequestOutputKind
 from ostinato.errors import InvalidSamplingParams, RequestError, UnsupportedCall
+from tests.engine.llm_calls import greedy
 from tests.engine.stepping import async_llm, last
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
@@ -23,13 +24,7 @@ def params(**changes: Any) -> SamplingParams:
 
 
 def ids_of(llm: LLM, prompt: Any = PROMPT, **changes: Any) -> list[int]:
-    [output] = llm.generate(prompt, params(**changes), use_tqdm=False)
-    return output.outputs[0].token_ids
-
-
-def text_of(llm: LLM, prompt: str, **changes: Any) -> str:
-    [output] = llm.generate(prompt, params(**changes), use_tqdm=False)
-    return output.outputs[0].text
+    return greedy(llm, prompt, **{"max_tokens": 6, "ignore_eos": True, **changes}).token_ids
 
 
 # --- sampling ---
@@ -148,10 +143,10 @@ def test_allowed_tokens_that_are_all_banned_end_the_request_with_the_reason(
 
 def test_a_bad_word_is_not_generated(bard: LLM):
     """The model would say it; the token that would complete it is not drawn."""
-    usual = text_of(bard, "ROMEO:", max_tokens=40)
+    usual = greedy(bard, "ROMEO:", max_tokens=40).text
     word = max(usual.split(), key=len)
 
-    other = text_of(bard, "ROMEO:", max_tokens=40, bad_words=[word])
+    other = greedy(bard, "ROMEO:", max_tokens=40, bad_words=[word]).text
 
     assert word in usual and word not in other
     assert other.startswith(usual[: usual.index(word) + len(word) - 1])
