@@ -43,29 +43,6 @@ async def test_a_break_is_enough(llm: AsyncLLM, expected: list[list[int]]):
     assert tokens_of(await last(llm.generate(PROMPTS[1], GREEDY))) == expected[1]
 
 
-async def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
-    index: str, checkpoints: Checkpoints, expected: list[list[int]]
-):
-    """The leader is in the middle of its prompt: 16 of 21 tokens are computed."""
-    with async_llm(checkpoints, index=index, max_chunk_tokens=8) as llm:
-        steps = StepByStep(llm)
-        leader = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
-        await steps.reached()
-        follower = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
-        await other_tasks_have_started()
-        steps.go_on(1)
-        await steps.reached()
-
-        leader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await leader
-        steps.go_on(1000)
-        output = await follower
-
-    assert tokens_of(output) == expected[0]
-    assert output.num_cached_tokens >= 8
-
-
 async def test_an_aborted_request_hands_over_what_there_is(
     llm: AsyncLLM, expected: list[list[int]]
 ):

@@ -277,12 +277,6 @@ async def test_a_bad_request_is_refused_and_the_engine_goes_on(
     assert tokens_of(await last(llm.generate(STEM, GREEDY))) == expected[0]
 
 
-@pytest.mark.parametrize("named", [{"priority": "high"}, {"request_id": 5}])
-async def test_names_and_priorities_are_checked(named: Any, checkpoints: Checkpoints):
-    with async_llm(checkpoints) as llm, pytest.raises(RequestError, match="must be"):
-        await last(llm.generate(STEM, GREEDY, **named))
-
-
 async def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
     llm: AsyncLLM, expected: list[list[int]]
 ):

@@ -242,14 +242,6 @@ def test_reading_and_writing_are_opted_out_of_apart(llm: LLM):
         assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == expected
 
 
-def test_a_reset_forgets(llm: LLM):
-    llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-    llm.reset_prefix_cache()
-
-    assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
-    assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 10
-
-
 def test_counters_are_of_first_admissions(make_llm: MakeLLM):
     llm = make_llm("llama")
     for _ in range(2):
