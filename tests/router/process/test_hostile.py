@@ -12,7 +12,7 @@ from aiohttp import web
 
 from ostinato.router.process.config import WorkerSpec
 from ostinato.server.access.keys import add_key
-from tests.router.stub_workers import Routed, StubWorker, names, routed
+from tests.router.stub_workers import Routed, StubWorker, begun, names, routed
 from tests.support.waiting import until
 
 TURN = {"prompt": "To be, or not to be. " * 40}
@@ -118,9 +118,7 @@ async def test_a_client_may_leave_at_any_point_and_takes_its_work_along(point):
         if fields == TURN:
             return web.Response()
         if request.path == "/v1/completions" and point in ("stream", "unread"):
-            response = web.StreamResponse()
-            await response.prepare(request)
-            await response.write(b"data: 1\n\n")
+            response = await begun(request)
             reached.set()
             while point == "unread":
                 await response.write(b"x" * 2**16)
@@ -169,11 +167,8 @@ async def test_a_key_opens_no_answer_of_another_tenant_where_workers_cannot_tell
             ("POST", "/v1/responses", {"previous_response_id": answer["id"]}),
         ):
             for headers, status in ((as_bob, 404), (as_ann, 200)):
-                request = router.client.request(
-                    method, router.url + path, json=body, headers=headers
-                )
-                async with request as got:
-                    assert got.status == status, (method, path)
+                got = await router.send(method, path, json=body, headers=headers)
+                assert got.status == status, (method, path)
         assert is_idle(router)
 
 
@@ -184,11 +179,9 @@ async def test_sessions_of_two_tenants_are_two_sessions_though_they_have_one_nam
     async with routed(*names("a", "b"), keys_file=str(keys), policy="session") as router:
         homes = []
         for key in (ann, bob):
-            headers = {"x-api-key": key, "x-session-id": "play"}
-            async with router.client.post(
-                f"{router.url}/v1/completions", json=TURN, headers=headers
-            ) as answer:
-                homes.append(answer.headers["x-ostinato-worker"])
+            sent = {"json": TURN, "headers": {"x-api-key": key, "x-session-id": "play"}}
+            answer = await router.send("POST", "/v1/completions", **sent)
+            homes.append(answer.headers["x-ostinato-worker"])
         assert homes[0] != homes[1], "bob's request would show where ann's conversation is"
 
 
@@ -323,9 +316,8 @@ async def test_an_engine_that_would_take_tenants_for_one_caller_gets_none_of_the
         status, _ = await router.post({"prompt": "x"}, headers={"x-api-key": ann})
         assert status == (200 if is_served else 503)
         assert len(worker.bodies) == (1 if is_served else 0)
-        url, headers = f"{router.url}/admin/workers", {"x-api-key": root}
-        async with router.client.get(url, headers=headers) as answer:
-            [row] = (await answer.json())["workers"]
+        answer = await router.send("GET", "/admin/workers", headers={"x-api-key": root})
+        [row] = answer.json["workers"]
         assert ("Ostinato" in row["trouble"]) is not is_served
 
 
