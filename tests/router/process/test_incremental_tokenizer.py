@@ -7,19 +7,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ostinato.router.process.incremental_tokenizer import IncrementalTokenizer
 
-WORDS = [
-    "thou",
-    "art",
-    "Romeo,",
-    "wherefore",
-    "banished;",
-    "naïve",
-    "x=1",
-    "\n",
-    "  ",
-    "🌹",
-    "1597",
-]
+WORDS = "thou art Romeo, wherefore banished; naïve x=1 🌹 1597 <end>".split() + ["\n", "  "]
+"""One of them is a special token."""
 
 
 def tokenizer() -> Tokenizer:
@@ -29,6 +18,7 @@ def tokenizer() -> Tokenizer:
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False)
     made.train_from_iterator([" ".join(WORDS * 20)], trainer)
+    made.add_special_tokens(["<end>"])
     return made
 
 
