@@ -7,7 +7,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ostinato.router.process.incremental_tokenizer import IncrementalTokenizer
 
-WORDS = "thou art Romeo, wherefore banished; naïve x=1 🌹 1597 <end>".split() + ["\n", "  "]
+WORDS = [
+    "thou", "art", "Romeo,", "wherefore", "banished;", "naïve", "x=1", "\n", "  ", "🌹", "1597",
+    "<end>",
+]  # fmt: skip
 """One of them is a special token."""
 
 
