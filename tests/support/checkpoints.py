@@ -144,20 +144,20 @@ def _lose_shard(path: Path) -> None:
 
 
 def _lose_weights(path: Path) -> None:
-    _edit_weights(path, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
+    with rewritten_weights(path) as weights:
+        del weights["model.layers.1.mlp.up_proj.weight"]
 
 
-def _add_weights(path: Path) -> None:
-    _edit_weights(path, lambda weights: weights.update(stranger=torch.zeros(3)))
+def _change_weights(path: Path, **changes: torch.Tensor) -> None:
+    with rewritten_weights(path) as weights:
+        weights |= changes
 
 
-def _reshape_weights(path: Path) -> None:
-    _edit_weights(path, lambda weights: weights.update({"model.norm.weight": torch.zeros(7)}))
-
-
-def _edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+@contextmanager
+def rewritten_weights(path: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """Read the weights of a checkpoint in one file, and write them again when they are changed."""
     weights = load_file(path / "model.safetensors")
-    edit(weights)
+    yield weights
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -171,8 +171,10 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "missing shard": _lose_shard,
     "no weights": lambda path: (path / "model.safetensors").unlink(),
     "missing weights": _lose_weights,
-    "unexpected weights": _add_weights,
-    "mismatched weights": _reshape_weights,
+    "unexpected weights": lambda path: _change_weights(path, stranger=torch.zeros(3)),
+    "mismatched weights": lambda path: _change_weights(
+        path, **{"model.norm.weight": torch.zeros(7)}
+    ),
     "no config": lambda path: (path / "config.json").unlink(),
     "corrupt config": lambda path: (path / "config.json").write_text('{"model_type": "lla'),
     "config without type": lambda path: (path / "config.json").write_text("{}"),
