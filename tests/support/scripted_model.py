@@ -416,11 +416,3 @@ def _train_tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
     wrapped.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in _MARKS])
     return wrapped
-
-
-def common_prefix(first: list[int], second: list[int]) -> int:
-    """Return how many tokens two prompts have in common at their beginning."""
-    pairs = zip(first, second, strict=False)
-    return next(
-        (place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second))
-    )

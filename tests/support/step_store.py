@@ -12,7 +12,7 @@ from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.hybrid.checkpoint import Checkpoint
 from ostinato.settings import PrefixCacheConfig
 from tests.support.cache_views import letters, windows_of
-from tests.support.fake_kv import NEVER_WRITTEN, TORN, Chunk, FakeKV, spell
+from tests.support.fake_kv import Chunk, FakeKV, spell
 
 Given = tuple[BlockTable, tuple[CopyRun, ...]]
 
@@ -47,7 +47,6 @@ class StepStore:
         self._size = config.block_size
         self._manager = manager
         self._kv = FakeKV(config)
-        self._states = [NEVER_WRITTEN] * (0 if config.states is None else config.states.num_slots)
         self._copies: list[CopyRun] = []
         self._followed: list[Followed] = []
 
@@ -65,8 +64,7 @@ class StepStore:
         """Load, write, copy and save what a step does, all of it torn if it fails."""
         self._drop_released()
         loads, saves = self._manager.state_copies
-        for load in loads:
-            self._states[load.target] = "" if load.source is None else self._states[load.source]
+        self._kv.load_states(loads)
         running = [f for f in self._followed if f.table.num_planned > f.num_written]
         chunks = [followed.chunk(followed.table.num_planned) for followed in running]
         copies, self._copies = self._copies, []
@@ -80,16 +78,13 @@ class StepStore:
             self._check_state(followed)
             followed.num_written = chunk.end
             if followed.has_state:
-                self._states[followed.table.state_slot] = chunk.texts[chunk.end - 1]
-        for save in saves:
-            self._states[save.target] = self._states[save.source]
+                self._kv.states[followed.table.state_slot] = chunk.texts[chunk.end - 1]
+        self._kv.save_states((*loads, *saves) if fails else saves, fails)
         for followed in self._followed:
             if not fails:
                 followed.has_state = followed.table.state_slot is not None
             elif followed.table.state_slot in loaded:
                 followed.has_state = False
-        for copy in (*loads, *saves) if fails else ():
-            self._states[copy.target] = TORN
 
     def check(self, keys: Iterable[PrefixKey] = ()) -> None:
         """Compare, between steps, what tables and matches of keys read with what it has to be."""
@@ -132,14 +127,14 @@ class StepStore:
     def _check_state(self, followed: Followed) -> None:
         """Compare a sequence's running state with its tokens so far."""
         if followed.has_state:
-            end, state = followed.num_written, self._states[followed.table.state_slot]
+            end, state = followed.num_written, self._kv.states[followed.table.state_slot]
             assert state == (followed.texts[end - 1] if end else ""), (
                 f"{state!r} after {end} tokens"
             )
 
     def _check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Compare a saved state with the number of its tokens, and with the last of them."""
-        found = self._states[checkpoint.block]
+        found = self._kv.states[checkpoint.block]
         tokens = "".join(part.partition(":")[2] for part in found.split("|"))
         assert len(tokens) == checkpoint.num_tokens, f"a checkpoint has {found!r}"
         assert tokens.endswith(self._text(checkpoint.content.name)), f"a checkpoint has {found!r}"
