@@ -10,7 +10,7 @@ Weights are large enough that the greedy token depends on the whole context.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -116,20 +116,26 @@ def save_checkpoint(path: Path, config: PreTrainedConfig, max_shard_size: str = 
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer on a few lines."""
+    """Train a tokenizer on a few lines."""
+    tokenizer = byte_level_bpe(_LINES, VOCAB_SIZE, ["<pad>", "<eos>", "<bos>"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
+    )
+
+
+def byte_level_bpe(texts: Iterable[str], vocab_size: int, special_tokens: list[str]) -> Tokenizer:
+    """Train a byte-level BPE tokenizer, as most models have one; special tokens come first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=["<pad>", "<eos>", "<bos>"],
+        vocab_size=vocab_size,
+        special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_LINES, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
-    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def _truncate(path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from ostinato import AsyncLLM
@@ -31,7 +31,7 @@ from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.chat_families import QWEN_TURNS
-from tests.support.checkpoints import make_config, save_checkpoint
+from tests.support.checkpoints import byte_level_bpe, make_config, save_checkpoint
 from tests.support.servers import serving
 
 CONTEXT = 131_072
@@ -353,17 +353,9 @@ def scripted_server(path: Path, script: Script, **config: Any) -> Iterator[tuple
 
 
 def _train_tokenizer() -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE on the project's pages, so that prompts have a usual length."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY,
-        special_tokens=[*_SPECIAL],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train([str(page) for page in sorted(_TEXTS.glob("*.md"))], trainer)
+    """Train a tokenizer on the project's pages, so that prompts have a usual length."""
+    pages = [page.read_text(encoding="utf-8") for page in sorted(_TEXTS.glob("*.md"))]
+    tokenizer = byte_level_bpe(pages, _VOCABULARY, [*_SPECIAL])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token=_END,
         clean_up_tokenization_spaces=False,
