@@ -25,13 +25,16 @@ EACH = 1_000
 Act = tuple[str, tuple[Any, ...]]
 """A method of ``Adversary``, and its arguments."""
 
+
+def _act(name: str, *arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Act]:
+    return st.tuples(st.just(name), st.tuples(*arguments))
+
+
 _ACTS = st.one_of(
-    st.tuples(
-        st.just("teach"), st.tuples(st.integers(0, 1), st.integers(8, 30), st.integers(1, 3))
-    ),
-    st.tuples(st.just("betray"), st.tuples(st.integers(1, 12), st.booleans())),
-    st.tuples(st.just("tempt"), st.tuples(st.integers(0, 1), st.integers(3, 15))),
-    st.tuples(st.just("wait"), st.tuples(st.sampled_from((5.0, 60.0, 600.0)))),
+    _act("teach", st.integers(0, 1), st.integers(8, 30), st.integers(1, 3)),
+    _act("betray", st.integers(1, 12), st.booleans()),
+    _act("tempt", st.integers(0, 1), st.integers(3, 15)),
+    _act("wait", st.sampled_from((5.0, 60.0, 600.0))),
 )
 
 
