@@ -51,43 +51,31 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "LLM": "ostinato.engine.api.llm",
-    "LoRARequest": "ostinato.engine.loop.adapters",
-    "AsyncLLM": "ostinato.engine.api.async_llm",
-    "BeamSearchOutput": "ostinato.engine.api.beam_api",
-    "BeamSearchParams": "ostinato.engine.api.beam_api",
-    "Beams": "ostinato.core.sampling_params",
-    "AsyncEngineArgs": "ostinato.engine.settings.config",
-    "EngineArgs": "ostinato.engine.settings.config",
-    "PromptType": "ostinato.engine.requests.prompts",
-    "TextPrompt": "ostinato.engine.requests.prompts",
-    "TokensPrompt": "ostinato.engine.requests.prompts",
-    "CompletionOutput": "ostinato.engine.requests.outputs",
-    "RequestOutput": "ostinato.engine.requests.outputs",
-    "RequestOutputKind": "ostinato.engine.requests.sampling_params",
-    "SamplingParams": "ostinato.engine.requests.sampling_params",
-    "StructuredOutputs": "ostinato.engine.grammar.structured_outputs",
-    "StructuredOutputsParams": "ostinato.engine.grammar.structured_outputs",
-    "ChoiceOutput": "ostinato.engine.scoring.choices",
-    "ClassificationRequestOutput": "ostinato.engine.scoring.outputs",
-    "EmbeddingRequestOutput": "ostinato.engine.scoring.outputs",
-    "PoolingParams": "ostinato.engine.scoring.pooling_params",
-    "ScoringRequestOutput": "ostinato.engine.scoring.outputs",
-    "ThinkingBudget": "ostinato.engine.grammar.thinking_budget",
-    "TenantShare": "ostinato.settings",
-    "MissReason": "ostinato.observe.explanation",
-    "Explanation": "ostinato.observe.explanation",
-    "SpanOutcome": "ostinato.observe.explanation",
-    "EraseReceipt": "ostinato.tenants.terms",
-    "LeaseReceipt": "ostinato.tenants.terms",
-    "LeaseStatus": "ostinato.tenants.terms",
-    "LeaseTerms": "ostinato.tenants.terms",
-    "PINNED": "ostinato.tenants.terms",
-    "ANTHROPIC_5M": "ostinato.tenants.terms",
-    "ANTHROPIC_1H": "ostinato.tenants.terms",
-    "OPENAI_24H": "ostinato.tenants.terms",
-}
+_NAMES = {
+    "core.sampling_params": ("Beams",),
+    "engine.api.async_llm": ("AsyncLLM",),
+    "engine.api.beam_api": ("BeamSearchOutput", "BeamSearchParams"),
+    "engine.api.llm": ("LLM",),
+    "engine.grammar.structured_outputs": ("StructuredOutputs", "StructuredOutputsParams"),
+    "engine.grammar.thinking_budget": ("ThinkingBudget",),
+    "engine.loop.adapters": ("LoRARequest",),
+    "engine.requests.outputs": ("CompletionOutput", "RequestOutput"),
+    "engine.requests.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "engine.requests.sampling_params": ("RequestOutputKind", "SamplingParams"),
+    "engine.scoring.choices": ("ChoiceOutput",),
+    "engine.scoring.outputs": (
+        "ClassificationRequestOutput", "EmbeddingRequestOutput", "ScoringRequestOutput",
+    ),
+    "engine.scoring.pooling_params": ("PoolingParams",),
+    "engine.settings.config": ("AsyncEngineArgs", "EngineArgs"),
+    "observe.explanation": ("Explanation", "MissReason", "SpanOutcome"),
+    "settings": ("TenantShare",),
+    "tenants.terms": (
+        "ANTHROPIC_1H", "ANTHROPIC_5M", "OPENAI_24H", "PINNED", "EraseReceipt", "LeaseReceipt",
+        "LeaseStatus", "LeaseTerms",
+    ),
+}  # fmt: skip
+_HOMES = {name: f"ostinato.{home}" for home, names in _NAMES.items() for name in names}
 
 __all__ = [
     "ANTHROPIC_1H", "ANTHROPIC_5M", "LLM", "OPENAI_24H", "PINNED", "AsyncEngineArgs", "AsyncLLM",

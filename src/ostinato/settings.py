@@ -66,31 +66,16 @@ class StateConfig:
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """A tenant's share of the pool, in blocks.
+    """A tenant's share of the pool, in blocks."""
 
-    Attributes:
-        guaranteed: Blocks that no other tenant can evict.
-        quota: Blocks that it may keep; above that it evicts its own first. None is no bound.
-    """
-
-    guaranteed: int = 0
-    quota: int | None = None
+    guaranteed: int = setting(0, minimum=0, kind="an integer, in blocks, at least 0")
+    """Blocks that no other tenant can evict."""
+    quota: int | None = setting(None, minimum=1, kind="an integer, in blocks, at least 1")
+    """Blocks that it may keep; above that it evicts its own first. None is no bound."""
 
     def __post_init__(self) -> None:
-        """Check the bounds.
-
-        Raises:
-            ConfigError: A bound is no integer or negative, or the guarantee is above the quota.
-        """
-        bounds = ("guaranteed", self.guaranteed), ("quota", self.quota or 0)
-        for name, bound in bounds:
-            if not isinstance(bound, int) or isinstance(bound, bool):
-                raise ConfigError(f"{name}={bound!r}: must be an integer, in blocks")
-        if self.guaranteed < 0 or (self.quota is not None and self.quota < 1):
-            raise ConfigError(
-                f"guaranteed={self.guaranteed}, quota={self.quota}: a guarantee is at "
-                "least 0 and a quota at least 1 block"
-            )
+        """Raise ConfigError if a bound is out of range, or the guarantee is above the quota."""
+        check_settings(self)
         if self.quota is not None and self.guaranteed > self.quota:
             raise ConfigError(
                 f"guaranteed={self.guaranteed} is above quota={self.quota}: lower the "

@@ -21,7 +21,8 @@ import pytest
 
 from tests.agents.clients import CLIENTS, AgentClient
 from tests.agents.installing import Installer, version_of
-from tests.support.scripted_model import ScriptedLLM, Turn, common_prefix, scripted_server
+from tests.support.cache_views import num_common
+from tests.support.scripted_model import ScriptedLLM, Turn, scripted_server
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
 
@@ -82,7 +83,7 @@ class Figures:
             for earlier, turn in pairwise(turns[:second])
             for possible in (min(turn.num_before, earlier.num_reusable),)
         ]
-        shared = common_prefix(turns[0].prompt, turns[second].prompt)
+        shared = num_common(turns[0].prompt, turns[second].prompt)
         in_loop, next_question = least_shares(turns, starts, Turn.num_repeated)
         return cls(
             in_loop,

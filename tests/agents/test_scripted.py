@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.cache_views import num_common
 from tests.support.scripted_model import (
     ScriptedLLM,
     ToolLoop,
     Turn,
-    common_prefix,
     scripted_server,
     written_call,
 )
@@ -114,7 +114,7 @@ def test_while_a_tool_runs_the_prompt_behind_its_loop_is_prepared(server):
     play_loop(client, messages, "Play.", run_tool)
     ask(client, [*messages, {"role": "user", "content": "And now?"}])
     question, before = llm.turns[-1], llm.turns[-2]
-    parted = common_prefix(before.prompt, question.prompt)
+    parted = num_common(before.prompt, question.prompt)
     assert llm.engine.rebase.counts.used - used >= prepared[-1] - parted > 100
     assert question.num_cached >= prepared[-1]
 

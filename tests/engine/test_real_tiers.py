@@ -19,7 +19,7 @@ from ostinato.observe.events import BlockStored
 from ostinato.runner.kv.block_copies import DeviceCopies
 from ostinato.tiers.port import TierListener
 from tests.engine.tiered import TEXT, ask, slow_computing
-from tests.support.redis_server import redis_server
+from tests.support.store_servers import redis_server
 
 
 def test_settings_of_tiers_that_cannot_be_met_are_refused():

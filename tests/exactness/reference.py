@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.support.model_families import VOCAB_SIZE, WINDOW
+from tests.support.references import generate, reference_model
 
 NUM_NEW = 10
 """Tokens that each prompt is continued by."""
@@ -49,27 +49,14 @@ class Reference:
 
     def __init__(self, path: Path) -> None:
         """Load a checkpoint."""
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=torch.float64,
-            attn_implementation="eager",
-            experts_implementation="eager",
-        ).eval()
+        self.model = reference_model(path)
         self._said: dict[tuple[int, ...], list[int]] = {}
 
     def generated(self, prompt: Sequence[int], eos_token_ids: Sequence[int] = ()) -> list[int]:
         """Continue a prompt greedily by ``NUM_NEW`` tokens, or up to an id that ends it."""
         known = (*eos_token_ids, -1, *prompt)
         if known not in self._said:
-            self.model.generation_config.eos_token_id = list(eos_token_ids) or None
-            rows = torch.tensor([prompt])
-            with torch.inference_mode():
-                whole = self.model.generate(
-                    rows,
-                    attention_mask=torch.ones_like(rows),
-                    max_new_tokens=NUM_NEW,
-                    do_sample=False,
-                )
+            whole = generate(self.model, prompt, NUM_NEW, eos_token_ids)
             self._said[known] = whole[0, len(prompt) :].tolist()
         return self._said[known]
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from ostinato import BeamSearchParams
@@ -11,6 +10,7 @@ from ostinato.engine.api.beam_api import BeamSearchOutput
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import PROMPTS
 from tests.support.engines import MakeLLM
+from tests.support.references import generate
 
 NUM_NEW = 8
 
@@ -19,22 +19,18 @@ def searched(
     model: PreTrainedModel, prompt: Sequence[int], params: BeamSearchParams, ends: Sequence[int]
 ) -> tuple[list[list[int]], list[float]]:
     """Return the answers of ``transformers`` with their scores, the best first."""
-    model.generation_config.eos_token_id = list(ends) or None
-    model.generation_config.pad_token_id = 0
-    rows = torch.tensor([prompt])
-    with torch.inference_mode():
-        whole = model.generate(
-            rows,
-            attention_mask=torch.ones_like(rows),
-            max_new_tokens=params.max_tokens,
-            do_sample=False,
-            num_beams=params.beam_width,
-            num_return_sequences=params.beam_width,
-            length_penalty=params.length_penalty,
-            early_stopping=params.early_stopping,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
+    whole = generate(
+        model,
+        prompt,
+        params.max_tokens,
+        ends,
+        num_beams=params.beam_width,
+        num_return_sequences=params.beam_width,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
     answers = []
     for row in whole.sequences[:, len(prompt) :].tolist():
         end = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,6 +145,35 @@ async def echo(worker: StubWorker, request: web.Request, fields: dict[str, Any])
     )
 
 
+def telling(status: int = 200, **fields: Any) -> Answer:
+    """Return what answers every request with a status and fields."""
+
+    async def tell(worker: StubWorker, request: web.Request, _: dict[str, Any]) -> web.Response:
+        return web.json_response({"by": worker.name, **fields}, status=status)
+
+    return tell
+
+
+def waiting_for(gate: asyncio.Event) -> Answer:
+    """Return what echoes once a gate is open."""
+
+    async def wait(
+        worker: StubWorker, request: web.Request, fields: dict[str, Any]
+    ) -> web.StreamResponse:
+        await gate.wait()
+        return await echo(worker, request, fields)
+
+    return wait
+
+
+async def begun(request: web.Request, piece: bytes = b"data: 1\n\n") -> web.StreamResponse:
+    """Begin the answer to a request by a piece."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await response.write(piece)
+    return response
+
+
 async def stream(
     worker: StubWorker, request: web.Request, fields: dict[str, Any]
 ) -> web.StreamResponse:
@@ -159,6 +188,20 @@ async def stream(
 
 
 @dataclass(frozen=True)
+class Reply:
+    """An answer that was read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        """What it says, as JSON; None if it is empty."""
+        return json.loads(self.text) if self.text else None
+
+
+@dataclass(frozen=True)
 class Routed:
     """A router that runs, and a client of it."""
 
@@ -166,10 +209,15 @@ class Routed:
     url: str
     client: aiohttp.ClientSession
 
+    async def send(self, method: str, path: str, **request: Any) -> Reply:
+        """Send a request, and read the whole answer."""
+        async with self.client.request(method, self.url + path, **request) as answer:
+            return Reply(answer.status, answer.headers, await answer.text())
+
     async def post(self, body: Any, path: str = "/v1/completions", **more: Any) -> tuple[int, Any]:
         """Send a request; returns the status and the answer's JSON."""
-        async with self.client.post(self.url + path, json=body, **more) as answer:
-            return answer.status, await answer.json(content_type=None)
+        reply = await self.send("POST", path, json=body, **more)
+        return reply.status, reply.json
 
 
 @asynccontextmanager

@@ -1,7 +1,6 @@
 """Models for images and text serve text, with their language model."""
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from ostinato import LLM, SamplingParams
@@ -13,6 +12,7 @@ from tests.runner.bench import random_prompt
 from tests.runner.conftest import Served
 from tests.support.checkpoints import Checkpoints, make_tokenizer
 from tests.support.model_families import COMPOSITE_HYBRIDS, COMPOSITES
+from tests.support.references import generate, reference_model
 
 NUM_NEW = 8
 
@@ -21,12 +21,7 @@ def generated(checkpoints: Checkpoints, family: str, prompt: list[int]) -> list[
     """What transformers generates with the whole model, images' encoder included."""
     path = checkpoints.path(family)
     config = load_model(path, "float64").config
-    model = auto_class(config).from_pretrained(
-        path, dtype=torch.float64, experts_implementation="eager"
-    )
-    tokens = model.generate(
-        torch.tensor([prompt]), max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=10**6
-    )
+    tokens = generate(reference_model(path, auto_class(config)), prompt, NUM_NEW)
     return tokens[0, len(prompt) :].tolist()
 
 

@@ -12,8 +12,8 @@ from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.model_loader import load_model
 from tests.runner.experts.test_stored_codes import stacked
 from tests.support.checkpoints import Checkpoints
-from tests.support.fp8 import BLOCK, Scales, save_fp8
 from tests.support.instruction_sets import needs_library
+from tests.support.quantized import BLOCK, Scales, save_fp8
 
 pytestmark = needs_library
 

@@ -24,6 +24,7 @@ from tests.runner.bench import has_same_weights, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import TEMPLATE, save_gguf
 from tests.support.model_families import EOS_ID, MAX_LENGTH, VOCAB_SIZE
+from tests.support.references import generate
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -111,9 +112,7 @@ def test_quantized_weights_generate_what_generate_does(
         dtype=getattr(torch, dtype),
         quantization_config=GgufConfig(dequantize=True),
     )
-    tokens = model.generate(
-        torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=10**6
-    )
+    tokens = generate(model, prompt, num_new=8)
     llm = LLM(path, dtype=dtype, block_size=4, num_blocks=64, attention="torch")
 
     for cached in (0, 36):

@@ -18,7 +18,7 @@ from tests.runner.bench import has_same_bits_in_any_steps, packed_experts
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
-from tests.support.mxfp4 import save_mxfp4
+from tests.support.quantized import save_mxfp4
 
 pytestmark = needs_library
 

@@ -28,8 +28,8 @@ from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import save_gguf
 from tests.support.images import PROCESSORS, image_checkpoint
 from tests.support.instruction_sets import needs_library
-from tests.support.mxfp4 import save_mxfp4
 from tests.support.pairs import pairwise
+from tests.support.quantized import save_mxfp4
 from tests.support.word_checkpoints import save_words
 
 pytestmark = needs_library

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ostinato.runner.experts.mixture import first_outputs, stacks_by_name
 from tests.support.checkpoints import Checkpoints
+from tests.support.references import generate, reference_model
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 INVOCATION = [7, 8, 9]
@@ -88,13 +90,7 @@ class PeftReference:
             warnings.simplefilter("ignore")
             from peft import PeftModel
 
-            model = AutoModelForCausalLM.from_pretrained(
-                base,
-                dtype=torch.float64,
-                attn_implementation="eager",
-                experts_implementation="eager",
-            )
-            model.generation_config.eos_token_id = None
+            model = reference_model(base)
             self._model = PeftModel.from_pretrained(model, folders[0], folders[0].name)
             for folder in folders[1:]:
                 self._model.load_adapter(folder, folder.name)
@@ -104,32 +100,26 @@ class PeftReference:
         self, prompt: Sequence[int], adapter: str, num_new: int, num_beams: int = 1
     ) -> list[int]:
         """Continue a prompt with an adapter, or none: greedily, or as the best of some beams."""
-        ids = {
-            "input_ids": torch.tensor([prompt]),
-            "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64),
-        }
-        options: dict[str, Any] = {"max_new_tokens": num_new, "do_sample": False}
-        options |= {"num_beams": num_beams} if num_beams > 1 else {}
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self._using(adapter):
             warnings.simplefilter("ignore")
-            if adapter:
-                self._model.set_adapter(adapter)
-                output = self._model.generate(**ids, **options)
-            else:
-                with self._model.disable_adapter():
-                    output = self._model.generate(**ids, **options)
+            output = generate(self._model, prompt, num_new, num_beams=num_beams)
         return list(output[0, len(prompt) :].tolist())
 
     def last_hidden(self, prompt: Sequence[int], adapter: str) -> list[float]:
         """Return the last hidden state of a prompt with an adapter, or none."""
-        with torch.inference_mode():
-            if adapter:
-                self._model.set_adapter(adapter)
-                states = self._model(torch.tensor([prompt]), output_hidden_states=True)
-            else:
-                with self._model.disable_adapter():
-                    states = self._model(torch.tensor([prompt]), output_hidden_states=True)
+        with torch.inference_mode(), self._using(adapter):
+            states = self._model(torch.tensor([prompt]), output_hidden_states=True)
         return list(states.hidden_states[-1][0, -1].tolist())
+
+    @contextmanager
+    def _using(self, adapter: str) -> Iterator[None]:
+        """Compute with an adapter, or with none."""
+        if adapter:
+            self._model.set_adapter(adapter)
+            yield
+        else:
+            with self._model.disable_adapter():
+                yield
 
     def save(self, folder: Path) -> None:
         """Save all adapters as ``peft`` does, each in a directory of its name."""

@@ -9,6 +9,7 @@ it does and when is for Hypothesis to choose, and shrinks.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -21,56 +22,19 @@ EACH = 1_000
 """Block ids between two documents."""
 
 
-@dataclass(frozen=True, slots=True)
-class Teach:
-    """Documents of a kind come once, and of the other again and again.
-
-    Attributes:
-        lost: The kind that never comes back.
-        num_rounds: Documents of it.
-        num_loved: How many documents of the other kind take turns.
-    """
-
-    lost: int
-    num_rounds: int
-    num_loved: int
+Act = tuple[str, tuple[Any, ...]]
+"""A method of ``Adversary``, and its arguments."""
 
 
-@dataclass(frozen=True, slots=True)
-class Betray:
-    """What was parted with is asked for, whole, until nothing is lacking or so often.
+def _act(name: str, *arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Act]:
+    return st.tuples(st.just(name), st.tuples(*arguments))
 
-    Attributes:
-        most: Documents.
-        newest_first: Which of them come first.
-    """
-
-    most: int
-    newest_first: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Tempt:
-    """A new document of a kind, and what is lacking now because of it; so many rounds of it."""
-
-    kind: int
-    num_rounds: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing for a while; what was learned by age is of another age then."""
-
-    seconds: float
-
-
-Act = Teach | Betray | Tempt | Wait
 
 _ACTS = st.one_of(
-    st.builds(Teach, st.integers(0, 1), st.integers(8, 30), st.integers(1, 3)),
-    st.builds(Betray, st.integers(1, 12), st.booleans()),
-    st.builds(Tempt, st.integers(0, 1), st.integers(3, 15)),
-    st.builds(Wait, st.sampled_from((5.0, 60.0, 600.0))),
+    _act("teach", st.integers(0, 1), st.integers(8, 30), st.integers(1, 3)),
+    _act("betray", st.integers(1, 12), st.booleans()),
+    _act("tempt", st.integers(0, 1), st.integers(3, 15)),
+    _act("wait", st.sampled_from((5.0, 60.0, 600.0))),
 )
 
 
@@ -109,22 +73,13 @@ class Adversary:
         self._kinds: dict[int, int] = {}
         self._loved: tuple[deque[int], deque[int]] = (deque(), deque())
 
-    def requests(self, plan: list[Act]) -> Iterator[Asked]:
+    def requests(self, acts: list[Act]) -> Iterator[Asked]:
         """Follow a plan."""
-        for act in plan:
-            match act:
-                case Teach(lost, num_rounds, num_loved):
-                    yield from self._teach(lost, num_rounds, num_loved)
-                case Betray(most, newest_first):
-                    yield from self._betray(most, newest_first)
-                case Tempt(kind, num_rounds):
-                    for _ in range(num_rounds):
-                        yield self._new(kind)
-                        yield from self._betray(1, newest_first=True)
-                case Wait(seconds):
-                    self._at_s += seconds
+        for name, arguments in acts:
+            yield from getattr(self, name)(*arguments)
 
-    def _teach(self, lost: int, num_rounds: int, num_loved: int) -> Iterator[Asked]:
+    def teach(self, lost: int, num_rounds: int, num_loved: int) -> Iterator[Asked]:
+        """Ask for documents of a kind once, and for some of the other again and again."""
         loved = self._loved[1 - lost]
         while len(loved) < num_loved:
             asked = self._new(1 - lost)
@@ -135,12 +90,24 @@ class Adversary:
             loved.rotate()
             yield self._ask(loved[0])
 
-    def _betray(self, most: int, newest_first: bool) -> Iterator[Asked]:
-        for _ in range(most):
+    def betray(self, num_documents: int, newest_first: bool) -> Iterator[Asked]:
+        """Ask for what was parted with, whole, until nothing is lacking or so often."""
+        for _ in range(num_documents):
             documents = {block // EACH for block in self._lacking()}
             if not documents:
                 return
             yield self._ask(max(documents) if newest_first else min(documents))
+
+    def tempt(self, kind: int, num_rounds: int) -> Iterator[Asked]:
+        """Ask for a new document of a kind, and for what is lacking because of it, so often."""
+        for _ in range(num_rounds):
+            yield self._new(kind)
+            yield from self.betray(1, newest_first=True)
+
+    def wait(self, seconds: float) -> Iterator[Asked]:
+        """Ask for nothing for a while: what was learned by age is of another age then."""
+        self._at_s += seconds
+        return iter(())
 
     def _new(self, kind: int) -> Asked:
         self._number += 1

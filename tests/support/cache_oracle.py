@@ -15,6 +15,7 @@ from typing import Self
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.identity import PrefixKey
 from ostinato.settings import PrefixCacheConfig
+from tests.support.cache_views import num_common
 from tests.support.fake_kv import spell, spell_identity
 
 MAX_SLOTS = 600
@@ -139,7 +140,7 @@ class CacheOracle:
         before = texts[start - 1] if start else spell_identity(key.identity.root)
         for block, cached in self._children(before):
             if block == self._with_content(cached.texts)[0]:
-                end = whole_images(key, start, start + _num_common(wanted, cached.texts))
+                end = whole_images(key, start, start + num_common(wanted, cached.texts))
                 best.setdefault(end - start, []).append(block)
         most = max(best, default=0)
         return (most, best[most]) if most else (0, [])
@@ -370,10 +371,3 @@ class CacheOracle:
     def _note_freed(self, block: int) -> None:
         self._time += 1
         self._freed_at[block] = self._time
-
-
-def _num_common(left: list[str], right: tuple[str, ...]) -> int:
-    """Count the texts that two runs begin with alike."""
-    pairs = enumerate(zip(left, right, strict=False))
-    parts = (place for place, (mine, theirs) in pairs if mine != theirs)
-    return next(parts, min(len(left), len(right)))

@@ -1,7 +1,8 @@
 """What tests look at in a cache: keys of letters, windows, and tenants' shares."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from ostinato.cache.block_table import BlockTable
@@ -41,6 +42,12 @@ def letters(packed: "bytes | array[int]") -> str:
     """Return packed tokens as the letters they stand for."""
     tokens = packed if isinstance(packed, array) else array("I", packed)
     return "".join(map(chr, tokens))
+
+
+def num_common(left: Sequence[object], right: Sequence[object]) -> int:
+    """Count the items with which two sequences begin alike."""
+    pairs = zip(left, right, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def found(cache, prompt: str, **what) -> tuple[int, int]:

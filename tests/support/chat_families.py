@@ -36,8 +36,7 @@ CHATML = (
 )
 """Knows no reasoning."""
 
-QWEN = (
-    "{% if tools %}<bos>system\nTools: {{ tools | tojson }}<eos>\n{% endif %}"
+QWEN_TURNS = (
     "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
     "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
     "{% for m in messages %}"
@@ -53,6 +52,7 @@ QWEN = (
     + "<eos>\n{% endif %}{% endfor %}"
     + _OPEN
 )
+QWEN = "{% if tools %}<bos>system\nTools: {{ tools | tojson }}<eos>\n{% endif %}" + QWEN_TURNS
 """Shows reasoning behind the last message of the user, and always in the last message."""
 
 DEEPSEEK = (

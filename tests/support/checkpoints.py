@@ -10,7 +10,7 @@ Weights are large enough that the greedy token depends on the whole context.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -116,20 +116,26 @@ def save_checkpoint(path: Path, config: PreTrainedConfig, max_shard_size: str = 
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer on a few lines."""
+    """Train a tokenizer on a few lines."""
+    tokenizer = byte_level_bpe(_LINES, VOCAB_SIZE, ["<pad>", "<eos>", "<bos>"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
+    )
+
+
+def byte_level_bpe(texts: Iterable[str], vocab_size: int, special_tokens: list[str]) -> Tokenizer:
+    """Train a byte-level BPE tokenizer, as most models have one; special tokens come first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=["<pad>", "<eos>", "<bos>"],
+        vocab_size=vocab_size,
+        special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_LINES, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
-    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def _truncate(path: Path) -> None:
@@ -144,20 +150,20 @@ def _lose_shard(path: Path) -> None:
 
 
 def _lose_weights(path: Path) -> None:
-    _edit_weights(path, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
+    with rewritten_weights(path) as weights:
+        del weights["model.layers.1.mlp.up_proj.weight"]
 
 
-def _add_weights(path: Path) -> None:
-    _edit_weights(path, lambda weights: weights.update(stranger=torch.zeros(3)))
+def _change_weights(path: Path, **changes: torch.Tensor) -> None:
+    with rewritten_weights(path) as weights:
+        weights |= changes
 
 
-def _reshape_weights(path: Path) -> None:
-    _edit_weights(path, lambda weights: weights.update({"model.norm.weight": torch.zeros(7)}))
-
-
-def _edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+@contextmanager
+def rewritten_weights(path: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """Read the weights of a checkpoint in one file, and write them again when they are changed."""
     weights = load_file(path / "model.safetensors")
-    edit(weights)
+    yield weights
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -171,8 +177,10 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "missing shard": _lose_shard,
     "no weights": lambda path: (path / "model.safetensors").unlink(),
     "missing weights": _lose_weights,
-    "unexpected weights": _add_weights,
-    "mismatched weights": _reshape_weights,
+    "unexpected weights": lambda path: _change_weights(path, stranger=torch.zeros(3)),
+    "mismatched weights": lambda path: _change_weights(
+        path, **{"model.norm.weight": torch.zeros(7)}
+    ),
     "no config": lambda path: (path / "config.json").unlink(),
     "corrupt config": lambda path: (path / "config.json").write_text('{"model_type": "lla'),
     "config without type": lambda path: (path / "config.json").write_text("{}"),

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
-from ostinato.core.plan import CopyRun
+from ostinato.core.plan import CopyRun, StateCopy
 from ostinato.settings import PrefixCacheConfig
 
 NEVER_WRITTEN = "never written"
@@ -78,6 +78,7 @@ class FakeKV:
 
     Attributes:
         stores: What each slot holds, group by group.
+        states: What each slot of a state holds: the text of all tokens before; of none, nothing.
     """
 
     def __init__(self, config: PrefixCacheConfig) -> None:
@@ -86,6 +87,8 @@ class FakeKV:
         self.windows = (None, *(window.window for window in config.windows))
         pools = (config.num_blocks, *(window.num_blocks for window in config.windows))
         self.stores = [[NEVER_WRITTEN] * (n * config.block_size) for n in pools]
+        num_states = 0 if config.states is None else config.states.num_slots
+        self.states = [NEVER_WRITTEN] * num_states
 
     def first_read(self, group: int, position: int) -> int:
         """Return the first token that a query sees in a group of layers."""
@@ -103,6 +106,16 @@ class FakeKV:
                 kv[slot] = TORN if fails else text
             for target, source in copied.items():
                 kv[target] = TORN if fails else kv[source]
+
+    def load_states(self, loads: Iterable[StateCopy]) -> None:
+        """Copy states to running slots; without a source, that of no tokens."""
+        for copy in loads:
+            self.states[copy.target] = "" if copy.source is None else self.states[copy.source]
+
+    def save_states(self, saves: Iterable[StateCopy], fails: bool) -> None:
+        """Copy states out of running slots; they are torn if the step fails halfway."""
+        for copy in saves:
+            self.states[copy.target] = TORN if fails else self.states[copy.source]
 
     def read(self, chunk: Chunk) -> None:
         """Law 3: what a sequence attends to is its own prefix, all of it, and in place."""

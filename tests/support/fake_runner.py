@@ -25,7 +25,7 @@ from ostinato.core.plan import (
 )
 from ostinato.core.request import Request
 from ostinato.settings import PrefixCacheConfig
-from tests.support.fake_kv import NEVER_WRITTEN, TORN, Chunk, FakeKV, spell
+from tests.support.fake_kv import TORN, Chunk, FakeKV, spell
 
 Sampler = Callable[[SampleTask, int], int]
 """Chooses a token by what came before and a seed, and by nothing else."""
@@ -97,17 +97,11 @@ class Truth:
 
 
 class FakeRunner(FakeKV):
-    """Executes plans on slots of text, and does not let anything wrong pass.
-
-    Attributes:
-        states: What each slot of a state holds; of no tokens, nothing.
-    """
+    """Executes plans on slots of text, and does not let anything wrong pass."""
 
     def __init__(self, config: PrefixCacheConfig, sample: Sampler = count_letters) -> None:
         """Make a store in which nothing was ever written."""
         super().__init__(config)
-        num_states = 0 if config.states is None else config.states.num_slots
-        self.states = [NEVER_WRITTEN] * num_states
         self._sample = sample
         self._truths: dict[SequenceId, Truth] = {}
         self._fails = False
@@ -156,15 +150,13 @@ class FakeRunner(FakeKV):
         fails, self._fails = self._fails, False
         chunks = [self._chunk(scheduled) for scheduled in plan.sequences]
         self.write(chunks, plan.copies, fails)
-        self._load_states(plan)
+        self._check_copies(plan)
+        self.load_states(plan.state_loads)
         for scheduled in plan.sequences if self.states else ():
             self._advance_state(scheduled, fails)
+        self.save_states(plan.state_saves, fails)
         if fails:
-            for copy in plan.state_saves:
-                self.states[copy.target] = TORN
             raise ForwardPassFailed
-        for copy in plan.state_saves:
-            self.states[copy.target] = self.states[copy.source]
         for chunk in chunks:
             self.read(chunk)
         return StepResult(tuple(self._result(scheduled) for scheduled in plan.sequences))
@@ -176,15 +168,13 @@ class FakeRunner(FakeKV):
         number, tables = scheduled.sequence_id, scheduled.tables
         return Chunk(number, tables, truth.texts, scheduled.start, scheduled.end)
 
-    def _load_states(self, plan: StepPlan) -> None:
-        """Copy states to running slots, all at once; no two copies of a step meet in a slot."""
+    def _check_copies(self, plan: StepPlan) -> None:
+        """States are copied all at once: no two copies of a step meet in a slot."""
         targets = [copy.target for copy in (*plan.state_loads, *plan.state_saves)]
         assert len(set(targets)) == len(targets), "two copies of a step into one slot"
         assert not {copy.source for copy in plan.state_loads} & set(targets), "it is written"
         running = {scheduled.state_slot for scheduled in plan.sequences}
         assert not running & {copy.target for copy in plan.state_saves}, "it runs"
-        for copy in plan.state_loads:
-            self.states[copy.target] = "" if copy.source is None else self.states[copy.source]
 
     def _advance_state(self, scheduled: ScheduledSequence, fails: bool) -> None:
         """Law 3 for states: what a sequence continues is the state of its own prefix."""

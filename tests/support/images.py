@@ -17,6 +17,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from tests.support.checkpoints import Checkpoints, make_config, make_tokenizer, save_checkpoint
 from tests.support.model_families import COMPOSITE_HYBRIDS, COMPOSITES, VOCAB_SIZE
+from tests.support.references import generate, reference_model
 
 BEGIN, IMAGE, END = "<boi>", "<image>", "<eoi>"
 ROW_ENDS = "[IMG_BREAK]", "[IMG_END]"
@@ -115,9 +116,7 @@ class ImageReference:
 
     def __init__(self, path: Path) -> None:
         """Load a checkpoint in float64."""
-        self._model: Any = AutoModelForImageTextToText.from_pretrained(
-            path, dtype=torch.float64, attn_implementation="eager"
-        ).eval()
+        self._model: Any = reference_model(path, AutoModelForImageTextToText)
         self._processor: Any = AutoImageProcessor.from_pretrained(path, backend="pil")
         is_mistral = self._model.config.model_type == "mistral3"
         self._options = {"patch_size": 28} if is_mistral else {}
@@ -135,11 +134,8 @@ class ImageReference:
         self, prompt: list[int], images: list[Image.Image], num_new: int, width: int = 1
     ) -> list[list[int]]:
         """Return the answers of a beam search, the best first; one beam is greedy."""
-        beams = {} if width == 1 else {"num_beams": width, "num_return_sequences": width}
-        self._model.generation_config.eos_token_id = None
-        inputs = self._inputs(prompt, images)
-        with torch.inference_mode():
-            whole = self._model.generate(**inputs, max_new_tokens=num_new, do_sample=False, **beams)
+        options = self._inputs(prompt, images) | {"num_beams": width, "num_return_sequences": width}
+        whole = generate(self._model, prompt, num_new, **options)
         return whole[:, len(prompt) :].tolist()
 
     def read(self, prompt: list[int], images: list[Image.Image]) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ Source: the prompt-stealing attacks on shared KV caches, such as arXiv 2411.1819
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 MODEL = "tiny-shakespeare"
@@ -21,6 +21,17 @@ Send = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Sends a body to a path, and returns the answer."""
 
 
+NO_WRITE = {"cache": {"write": False}}
+
+
+def _openai_cached(answer: dict[str, Any]) -> int:
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def _openai_total(answer: dict[str, Any]) -> int:
+    return answer["usage"]["prompt_tokens"]
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """One way to have a prompt computed.
@@ -28,9 +39,9 @@ class Endpoint:
     Attributes:
         path: Of the route.
         body: Makes the body that sends a text.
+        text: Reads the continuation.
         cached: Reads from an answer how many prompt tokens were cached.
         total: Reads how many there were.
-        text: Reads the continuation.
         writes_not: What of the body leaves nothing behind.
         limit: Name of the field that bounds the answer.
         model: Name of a model that has it.
@@ -39,10 +50,10 @@ class Endpoint:
 
     path: str
     body: Callable[[str], dict[str, Any]]
-    cached: Callable[[dict[str, Any]], int]
-    total: Callable[[dict[str, Any]], int]
-    text: Callable[[dict[str, Any]], str]
-    writes_not: dict[str, Any]
+    text: Callable[[dict[str, Any]], str] = lambda answer: ""
+    cached: Callable[[dict[str, Any]], int] = _openai_cached
+    total: Callable[[dict[str, Any]], int] = _openai_total
+    writes_not: dict[str, Any] = field(default_factory=lambda: NO_WRITE)
     limit: str = "max_tokens"
     model: str = MODEL
     num_recomputed: int = 1
@@ -56,14 +67,6 @@ class Endpoint:
         return self.cached(self.ask(send, text, **self.writes_not))
 
 
-def _openai_cached(answer: dict[str, Any]) -> int:
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-def _openai_total(answer: dict[str, Any]) -> int:
-    return answer["usage"]["prompt_tokens"]
-
-
 def _messages(text: str) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0}
 
@@ -74,9 +77,6 @@ def _anthropic_total(answer: dict[str, Any]) -> int:
     return sum(usage[name] or 0 for name in names)
 
 
-NO_WRITE = {"cache": {"write": False}}
-
-
 def _scoring(
     path: str, body: Callable[[str], dict[str, Any]], model: str = JUDGE, num_recomputed: int = 1
 ) -> Endpoint:
@@ -85,79 +85,55 @@ def _scoring(
     def named_body(text: str) -> dict[str, Any]:
         return {"model": model, **body(text)}
 
-    return Endpoint(
-        path,
-        named_body,
-        _openai_cached,
-        _openai_total,
-        lambda answer: "",
-        NO_WRITE,
-        model=model,
-        num_recomputed=num_recomputed,
-    )
+    return Endpoint(path, named_body, model=model, num_recomputed=num_recomputed)
 
 
-def _score_endpoints() -> list[Endpoint]:
-    """Return all paths of scores: the secret is the query, or the only document."""
-    queries = [_scoring(p, lambda q: {"text_1": q, "text_2": "!"}) for p in ("/score", "/v1/score")]
-    documents = [
+_ALL = [
+    Endpoint(
+        "/v1/completions",
+        lambda text: {"model": MODEL, "prompt": text, "temperature": 0},
+        lambda answer: answer["choices"][0]["text"],
+    ),
+    Endpoint(
+        "/v1/chat/completions",
+        _messages,
+        lambda answer: answer["choices"][0]["message"]["content"],
+    ),
+    Endpoint(
+        "/v1/messages",
+        _messages,
+        lambda answer: "".join(part.get("text", "") for part in answer["content"]),
+        lambda answer: answer["usage"]["cache_read_input_tokens"],
+        _anthropic_total,
+    ),
+    Endpoint(
+        "/v1/responses",
+        lambda text: {"model": MODEL, "input": text, "temperature": 0},
+        lambda answer: answer["output"][0]["content"][0]["text"],
+        lambda answer: answer["usage"]["input_tokens_details"]["cached_tokens"],
+        lambda answer: answer["usage"]["input_tokens"],
+        limit="max_output_tokens",
+    ),
+    Endpoint(
+        "/ui/play",
+        lambda text: {"prompt": text},
+        lambda answer: answer["text"],
+        lambda answer: sum(origin != "computed" for _, origin in answer["tokens"]),
+        lambda answer: len(answer["tokens"]),
+        {"write": False},
+    ),
+    _scoring("/v1/embeddings", lambda text: {"input": text}, MODEL),
+    # Of a choice "!", and of the prompt's last token, whose logits are those of the choice.
+    _scoring("/v1/choose", lambda text: {"prompt": text, "choices": ["!"]}, MODEL, 2),
+    _scoring("/classify", lambda text: {"input": text}),
+    # The secret is the query, or the only document.
+    *(_scoring(path, lambda q: {"text_1": q, "text_2": "!"}) for path in ("/score", "/v1/score")),
+    *(
         _scoring(path, lambda document: {"query": "", "documents": [document]})
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
-    ]
-    return [*queries, *documents]
-
-
-ENDPOINTS = {
-    endpoint.path: endpoint
-    for endpoint in (
-        Endpoint(
-            "/v1/completions",
-            lambda text: {"model": MODEL, "prompt": text, "temperature": 0},
-            _openai_cached,
-            _openai_total,
-            lambda answer: answer["choices"][0]["text"],
-            NO_WRITE,
-        ),
-        Endpoint(
-            "/v1/chat/completions",
-            _messages,
-            _openai_cached,
-            _openai_total,
-            lambda answer: answer["choices"][0]["message"]["content"],
-            NO_WRITE,
-        ),
-        Endpoint(
-            "/v1/messages",
-            _messages,
-            lambda answer: answer["usage"]["cache_read_input_tokens"],
-            _anthropic_total,
-            lambda answer: "".join(part.get("text", "") for part in answer["content"]),
-            NO_WRITE,
-        ),
-        Endpoint(
-            "/v1/responses",
-            lambda text: {"model": MODEL, "input": text, "temperature": 0},
-            lambda answer: answer["usage"]["input_tokens_details"]["cached_tokens"],
-            lambda answer: answer["usage"]["input_tokens"],
-            lambda answer: answer["output"][0]["content"][0]["text"],
-            NO_WRITE,
-            limit="max_output_tokens",
-        ),
-        _scoring("/v1/embeddings", lambda text: {"input": text}, MODEL),
-        # Of a choice "!", and of the prompt's last token, whose logits are those of the choice.
-        _scoring("/v1/choose", lambda text: {"prompt": text, "choices": ["!"]}, MODEL, 2),
-        _scoring("/classify", lambda text: {"input": text}),
-        *_score_endpoints(),
-        Endpoint(
-            "/ui/play",
-            lambda text: {"prompt": text},
-            lambda answer: sum(origin != "computed" for _, origin in answer["tokens"]),
-            lambda answer: len(answer["tokens"]),
-            lambda answer: answer["text"],
-            {"write": False},
-        ),
-    )
-}
+    ),
+]
+ENDPOINTS = {endpoint.path: endpoint for endpoint in _ALL}
 """Every way to have a prompt computed, by path."""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from ostinato import AsyncLLM
@@ -30,7 +30,8 @@ from ostinato.engine.requests.prompts import parse_prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support.checkpoints import make_config, save_checkpoint
+from tests.support.chat_families import QWEN_TURNS
+from tests.support.checkpoints import byte_level_bpe, make_config, save_checkpoint
 from tests.support.servers import serving
 
 CONTEXT = 131_072
@@ -46,70 +47,23 @@ _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 _VOCABULARY = 4096
 _TEXTS = Path(__file__).parents[2] / "docs"
 
-TEMPLATE = """\
-{%- macro turn(role, content) -%}
-<|im_start|>{{ role }}
-{{ content }}<|im_end|>
-{% endmacro -%}
-{%- set first = messages[0].content if messages[0].role == 'system' else '' -%}
+_TOOLS = """\
 {%- if tools -%}
-<|im_start|>system
-{% if first %}{{ first }}
-
-{% endif %}# Tools
+<bos>system
+# Tools
 
 Functions that may be called:
 <tools>{% for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor %}
 </tools>
 
-A call is a JSON object with a name and arguments, between <tool_call> and </tool_call>.<|im_end|>
-{% elif first -%}
-{{ turn('system', first) }}
-{%- endif -%}
-{%- set last = namespace(question=-1) -%}
-{%- for m in messages -%}
-{%- if m.role == 'user' -%}{%- set last.question = loop.index0 -%}{%- endif -%}
-{%- endfor -%}
-{%- for m in messages -%}
-{%- if m.role == 'user' or (m.role == 'system' and not loop.first) -%}
-{{ turn(m.role, m.content) }}
-{%- elif m.role == 'assistant' -%}
-<|im_start|>assistant
-{% if loop.index0 > last.question and m.reasoning_content -%}
-<think>
-{{ m.reasoning_content.strip('\\n') }}
-</think>
-
+A call is a JSON object with a name and arguments, between <tool_call> and </tool_call>.<eos>
 {% endif -%}
-{{ (m.content or '').lstrip('\\n') }}
-{%- for call in m.tool_calls or [] -%}
-{%- if not loop.first or m.content %}{{ '\\n' }}{% endif -%}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor -%}
-<|im_end|>
-{% elif m.role == 'tool' -%}
-{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' -%}
-<|im_start|>user{% endif -%}
-{{ '\\n' }}<tool_response>
-{{ m.content }}
-</tool_response>
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}
-<|im_end|>
-{% endif -%}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-<|im_start|>assistant
-{% if enable_thinking is defined and not enable_thinking -%}
-<think>
-
-</think>
-
-{% endif -%}
-{%- endif -%}
 """
+_NO_THOUGHT = (
+    "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}"
+    "<think>\n\n</think>\n\n{% endif %}"
+)
+TEMPLATE = (_TOOLS + QWEN_TURNS + _NO_THOUGHT).replace("<bos>", _START).replace("<eos>", _END)
 """Of Qwen3's kind, in our own words: the reasoning of turns before the last question is dropped."""
 
 
@@ -399,28 +353,12 @@ def scripted_server(path: Path, script: Script, **config: Any) -> Iterator[tuple
 
 
 def _train_tokenizer() -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE on the project's pages, so that prompts have a usual length."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY,
-        special_tokens=[*_SPECIAL],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train([str(page) for page in sorted(_TEXTS.glob("*.md"))], trainer)
+    """Train a tokenizer on the project's pages, so that prompts have a usual length."""
+    pages = [page.read_text(encoding="utf-8") for page in sorted(_TEXTS.glob("*.md"))]
+    tokenizer = byte_level_bpe(pages, _VOCABULARY, [*_SPECIAL])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token=_END,
         clean_up_tokenization_spaces=False,
     )  # fmt: skip
     wrapped.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in _MARKS])
     return wrapped
-
-
-def common_prefix(first: list[int], second: list[int]) -> int:
-    """Return how many tokens two prompts have in common at their beginning."""
-    pairs = zip(first, second, strict=False)
-    return next(
-        (place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second))
-    )

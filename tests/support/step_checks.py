@@ -15,6 +15,8 @@ from ostinato.core.request import Request
 from ostinato.observe.introspection import cached_blocks
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
+from tests.support.cache_views import num_common
+from tests.support.fake_kv import Chunk
 from tests.support.fake_runner import FakeRunner
 from tests.support.refcount_oracle import RefcountOracle
 
@@ -241,11 +243,8 @@ class StepChecks:
         may_write = sequence.request.cache_write and caching and current
         has_lost_prefix = sequence.key.identity.base is not None and not table.writes
         assert table.writes == may_write or has_lost_prefix
-        for group, kv in enumerate(self._runner.stores):
-            first = self._runner.first_read(group, sequence.num_computed)
-            for position in range(first, sequence.num_computed):
-                block, offset = divmod(position, self._size)
-                assert kv[table.groups[group][block] * self._size + offset] == texts[position]
+        end = sequence.num_computed
+        self._runner.read(Chunk(sequence.rank, table.groups, texts, end, end))
 
     def _check_counters(self) -> None:
         stats, cache = self._scheduler.stats, self._cache.stats
@@ -287,11 +286,7 @@ class StepChecks:
         assert leader.table is not None
         if not leader.table.writes or sequence.reading_is_off:
             return 0
-        common = 0
-        for mine, theirs in zip(self._texts(leader), self._texts(sequence), strict=False):
-            if mine != theirs:
-                break
-            common += 1
+        common = num_common(self._texts(leader), self._texts(sequence))
         most = sequence.num_tokens - 1 if sequence.max_hit is None else sequence.max_hit
         common = min(common, leader.num_tokens // self._size * self._size, most)
         start = common // self._size * self._size

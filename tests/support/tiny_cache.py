@@ -12,12 +12,12 @@ A step is one or more of ``plan``, ``advance``, ``grow`` and ``fork``, and then 
 Worked examples, the contract suite and drawn scenarios speak this language.
 
 After each of these calls the cache checks itself, what sequences read and what is findable is
-compared with slots of text (``FakeKV``), and a plain cache with what ``CacheOracle`` predicts.
+compared with slots of text (``StepStore``), and a plain cache with what ``CacheOracle`` predicts.
 """
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.assembly import build_cache
@@ -29,8 +29,8 @@ from ostinato.indexes.block_hash import DigestFunction
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import DigestName, IndexName, PrefixCacheConfig
 from tests.support.cache_views import held_windows, letters, prefix_key, windows_of
-from tests.support.fake_kv import Chunk, FakeKV, spell
 from tests.support.predicted_manager import PredictedManager
+from tests.support.step_store import StepStore
 from tests.support.whole_state import whole_state
 
 
@@ -59,16 +59,12 @@ class Sequence:
         copies: Slots that its admission or its fork copies.
         block_size: Tokens per block.
         num_computed: Leading tokens whose KV is written once the running step is over.
-        num_written: Leading tokens whose KV is written.
-        texts: What the slots of its tokens have to hold.
     """
 
     table: BlockTable
     copies: tuple[CopyRun, ...]
     block_size: int
     num_computed: int
-    num_written: int = 0
-    texts: list[str] = field(default_factory=list)
 
     @property
     def blocks(self) -> list[int]:
@@ -110,10 +106,9 @@ class TinyCache:
         self.released: list[BlockTable] = []
         self.counts: Counter[str] = Counter()
         self.calls = PredictedManager(self.manager, config)
-        self._kv = FakeKV(config)
+        self._store = StepStore(config, self.manager)
         self._step: list[Sequence] = []
         self._grown: list[tuple[Sequence, int]] = []
-        self._copies: list[CopyRun] = []
 
     @property
     def block_size(self) -> int:
@@ -221,19 +216,16 @@ class TinyCache:
         """End the step: its forward pass has run."""
         self._publish_grown()
         self.num_steps += 1
-        for chunk in self._run_step(fails=False):
-            self._kv.read(chunk)
+        self._store.run(fails=False)
         step, self._step = self._step, []
         self.calls.commit([sequence.table for sequence in step])
-        for sequence in step:
-            sequence.num_written = sequence.num_computed
         self.check()
 
     def fail(self) -> None:
         """End the step: its forward pass has raised."""
         self._publish_grown()
         self.num_steps += 1
-        self._run_step(fails=True)
+        self._store.run(fails=True)
         step, self._step = self._step, []
         self.calls.fail([sequence.table for sequence in step])
         self.sequences = {n: s for n, s in self.sequences.items() if s not in step}
@@ -339,17 +331,16 @@ class TinyCache:
     def check(self) -> None:
         """Check the cache itself, all that the oracle predicts, and what sequences read."""
         self.prefix_cache.check()
-        self.calls.check(None if self._step else self._kv.stores[0])
-        for name, sequence in () if self._step else self.sequences.items():
-            self._kv.read(self._chunk(name, sequence, sequence.num_written))
+        self.calls.check(None if self._step else self._store.slots)
+        self._store.check()
 
     # --- small print ---
 
     def _begin(
         self, name: str, table: BlockTable, copies: tuple[CopyRun, ...], num_cached: int
     ) -> Sequence:
-        self._copies += copies
-        sequence = Sequence(table, copies, self.block_size, num_cached, num_cached)
+        self._store.follow((table, copies), num_cached)
+        sequence = Sequence(table, copies, self.block_size, num_cached)
         self.sequences[name] = sequence
         return sequence
 
@@ -369,14 +360,3 @@ class TinyCache:
         grown, self._grown = self._grown, []
         for sequence, upto in grown:
             self._publish(sequence, upto)
-
-    def _run_step(self, fails: bool) -> list[Chunk]:
-        chunks = [self._chunk(id(s), s, s.num_computed) for s in self._step]
-        copies, self._copies = self._copies, []
-        self._kv.write(chunks, copies, fails)
-        return chunks
-
-    def _chunk(self, name: object, sequence: Sequence, end: int) -> Chunk:
-        table = sequence.table
-        sequence.texts = spell(table.key, sequence.texts)
-        return Chunk(name, table.groups, sequence.texts, sequence.num_written, end)

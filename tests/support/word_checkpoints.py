@@ -1,15 +1,13 @@
 """Tiny checkpoints of GPTQ and AWQ, packed as their formats define it."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.checkpoints import make_config, save_checkpoint
+from tests.support.checkpoints import edit_config, make_config, rewritten_weights, save_checkpoint
 
 AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -71,46 +69,44 @@ def save_words(
     """
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, **(changes or {})}
     save_checkpoint(path, make_config(family, dtype=dtype, **sizes))
-    weights = load_file(path / "model.safetensors")
     random = torch.Generator().manual_seed(bits)
     plain = {}
     orders: dict[tuple[int, str], Tensor] = {}
     own_bits = bits
-    for name in [name for name in weights if re.search(chosen, name)]:
-        if re.search(kept, name):
-            continue
-        bits = 8 if re.search(wide, name) else own_bits
-        num_outputs, num_inputs = weights.pop(name).shape
-        size = num_inputs if group_size == -1 else group_size
-        num_groups = -(-num_inputs // size)
-        groups = torch.arange(num_inputs) // size
-        if act_order:  # layers of one input have one order
-            own = re.sub(orders_by, "", name) if ".experts." in name else ""
-            drawn = torch.randperm(num_inputs, generator=random)
-            order = orders.setdefault((num_inputs, own), drawn)
-            groups = groups[order]
-        most = 2**bits
-        codes = torch.randint(0, most, (num_inputs, num_outputs), generator=random)
-        zeros = torch.randint(1, most, (num_groups, num_outputs), generator=random)
-        if is_symmetric:
-            zeros = torch.full_like(zeros, most // 2)
-        scales = (torch.rand(zeros.shape, generator=random) * 0.3 / most).half()
-        plain[name] = ((codes - zeros[groups]).double() * scales.double()[groups]).T
-        layer = name.removesuffix("weight")
-        weights[f"{layer}scales"] = scales
-        if method == "awq":
-            for part, numbers in (("qweight", codes), ("qzeros", zeros)):
-                turned = numbers.view(len(numbers), -1, 8)[:, :, AWQ_OUTPUTS].flatten(1)
-                weights[f"{layer}{part}"] = into_words(turned, 4)
-            continue
-        weights[f"{layer}qweight"] = into_words(codes.T, bits).T.contiguous()
-        less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
-        weights[f"{layer}qzeros"] = into_words(zeros - less, bits)
-        weights[f"{layer}g_idx"] = groups.int()
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with rewritten_weights(path) as weights:
+        for name in [name for name in weights if re.search(chosen, name)]:
+            if re.search(kept, name):
+                continue
+            bits = 8 if re.search(wide, name) else own_bits
+            num_outputs, num_inputs = weights.pop(name).shape
+            size = num_inputs if group_size == -1 else group_size
+            num_groups = -(-num_inputs // size)
+            groups = torch.arange(num_inputs) // size
+            if act_order:  # layers of one input have one order
+                own = re.sub(orders_by, "", name) if ".experts." in name else ""
+                drawn = torch.randperm(num_inputs, generator=random)
+                order = orders.setdefault((num_inputs, own), drawn)
+                groups = groups[order]
+            most = 2**bits
+            codes = torch.randint(0, most, (num_inputs, num_outputs), generator=random)
+            zeros = torch.randint(1, most, (num_groups, num_outputs), generator=random)
+            if is_symmetric:
+                zeros = torch.full_like(zeros, most // 2)
+            scales = (torch.rand(zeros.shape, generator=random) * 0.3 / most).half()
+            plain[name] = ((codes - zeros[groups]).double() * scales.double()[groups]).T
+            layer = name.removesuffix("weight")
+            weights[f"{layer}scales"] = scales
+            if method == "awq":
+                for part, numbers in (("qweight", codes), ("qzeros", zeros)):
+                    turned = numbers.view(len(numbers), -1, 8)[:, :, AWQ_OUTPUTS].flatten(1)
+                    weights[f"{layer}{part}"] = into_words(turned, 4)
+                continue
+            weights[f"{layer}qweight"] = into_words(codes.T, bits).T.contiguous()
+            less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+            weights[f"{layer}qzeros"] = into_words(zeros - less, bits)
+            weights[f"{layer}g_idx"] = groups.int()
     stored = {"quant_method": method, "bits": own_bits, "group_size": group_size, **settings}
     if method == "gptq":
         stored |= {"desc_act": act_order, "sym": is_symmetric}
-    config = json.loads((path / "config.json").read_text()) | {"quantization_config": stored}
-    (path / "config.json").write_text(json.dumps(config))
+    edit_config(path, quantization_config=stored)
     return plain

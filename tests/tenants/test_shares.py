@@ -101,8 +101,8 @@ def test_floors_that_bind_too_much_are_refused_with_all_numbers():
 @pytest.mark.parametrize(
     ("share", "message"),
     [
-        ({"guaranteed": -1}, "guaranteed=-1, quota=None: a guarantee is at least 0"),
-        ({"quota": 0}, "guaranteed=0, quota=0: .*a quota at least 1 block"),
+        ({"guaranteed": -1}, "guaranteed=-1: must be an integer, in blocks, at least 0"),
+        ({"quota": 0}, "quota=0: must be an integer, in blocks, at least 1"),
         ({"guaranteed": 3, "quota": 2}, "guaranteed=3 is above quota=2"),
     ],
 )

@@ -1,13 +1,12 @@
 """Media of the conformance suite: simulated and real disks, simulated and real servers."""
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import valkey
 
-from ostinato.testing.simulated_disk import SimulatedFolder
+from ostinato.testing.simulated_disk import Faults, SimulatedFolder
 from ostinato.tiers.byte_store import ByteStore, StoreError
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.disk.host_memory import MemoryFolder
@@ -22,7 +21,19 @@ SEGMENTS = DiskOptions(limit_bytes=256 * 1024, segment_bytes=16 * 1024)
 SEALED = DiskOptions(limit_bytes=256 * 1024, segment_bytes=16 * 1024, sealed=True)
 
 
-class SimulatedDisk:
+class Disk:
+    """A folder whose disk may have faults."""
+
+    folder: Any
+
+    def fail_writes(self, after_bytes: int | None) -> None:
+        self.folder.faults.fail_after = after_bytes
+
+    def slow_reads(self, seconds: float) -> None:
+        self.folder.faults.read_seconds = seconds
+
+
+class SimulatedDisk(Disk):
     """A disk in memory, of which all that the page cache held survives a kill."""
 
     def __init__(self, options: DiskOptions = SEGMENTS) -> None:
@@ -40,56 +51,44 @@ class SimulatedDisk:
     def put(self, name: str, value: bytes | None) -> None:
         self.folder.replace(name, value)
 
-    def fail_writes(self, after_bytes: int | None) -> None:
-        self.folder.faults.fail_after = after_bytes
-
-    def slow_reads(self, seconds: float) -> None:
-        self.folder.faults.read_seconds = seconds
-
 
 class FaultyFolder:
-    """A real folder whose writes fail, or whose reads take long, when they are told to."""
-
-    left: int | None = None
-    read_seconds = 0.0
+    """A real folder with the faults of a simulated disk."""
 
     def __init__(self, folder: LocalFolder | MemoryFolder) -> None:
-        self._folder = folder
+        self._folder, self.faults = folder, Faults()
         self.path, self.names, self.remove = folder.path, folder.names, folder.remove
         self.close = folder.close
 
     def create(self, name):
-        return FaultyFile(self, self._folder.create(name))
+        return FaultyFile(self.faults, self._folder.create(name))
 
     def open(self, name):
-        return FaultyFile(self, self._folder.open(name))
+        return FaultyFile(self.faults, self._folder.open(name))
 
 
 class FaultyFile:
-    def __init__(self, folder, file):
-        self._folder, self._file = folder, file
+    def __init__(self, faults, file):
+        self._faults, self._file = faults, file
         self.size, self.sync, self.truncate = file.size, file.sync, file.truncate
 
     def write(self, buffers, offset):
-        data, left = b"".join(buffers), self._folder.left
-        allowed = len(data) if left is None else min(left, len(data))
+        data = b"".join(buffers)
+        allowed = self._faults.spend(len(data))
         self._file.write([data[:allowed]], offset)
-        if left is not None:
-            self._folder.left = left - allowed
         if allowed < len(data):
-            raise OSError(28, "No space left on device")
+            self._faults.stop()
 
     def read(self, into, offset):
-        wait(self._folder.read_seconds)
+        self._faults.read()
         return self._file.read(into, offset)
 
 
-class LocalDisk:
+class LocalDisk(Disk):
     """A folder of the operating system."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.folder: FaultyFolder
 
     def open(self) -> KVTier:
         self.folder = FaultyFolder(LocalFolder(self.path))
@@ -107,14 +106,8 @@ class LocalDisk:
         else:
             (self.path / name).write_bytes(value)
 
-    def fail_writes(self, after_bytes: int | None) -> None:
-        self.folder.left = after_bytes
 
-    def slow_reads(self, seconds: float) -> None:
-        self.folder.read_seconds = seconds
-
-
-class HostMemory(LocalDisk):
+class HostMemory(Disk):
     """Host memory that outlives its tier, as no process keeps it: so that restarts are tried."""
 
     def __init__(self, options: DiskOptions = SEGMENTS) -> None:
@@ -147,27 +140,20 @@ class HostMemory(LocalDisk):
 
 
 class ServerInMemory:
-    """A ``ByteStore`` in a dict, with faults."""
+    """A ``ByteStore`` in a dict."""
 
     where = "memory"
 
     def __init__(self) -> None:
         self.values = dict[str, bytes]()
-        self.left: int | None = None
-        self.read_seconds = 0.0
 
     def starts(self, keys: Sequence[str], size: int) -> list[bytes]:
         return [self.values.get(key, b"")[:size] for key in keys]
 
     def get(self, key: str, start: int, size: int) -> bytes:
-        wait(self.read_seconds)
         return self.values.get(key, b"")[start : start + size]
 
     def put(self, key: str, value: bytes, ttl_s: float, only_new: bool = False) -> bool:
-        if self.left is not None:
-            self.left -= len(value)
-            if self.left < 0:
-                raise StoreError("out of memory")
         if only_new and key in self.values:
             return False
         self.values[key] = value
@@ -190,11 +176,36 @@ class ServerInMemory:
         pass
 
 
+class FaultyStore:
+    """Gives a store the faults of a disk; no part of a value is written."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.faults = Faults()
+
+    def get(self, key, start, size):
+        self.faults.read()
+        return super().get(key, start, size)
+
+    def put(self, key, value, ttl_s, only_new=False):
+        if self.faults.spend(len(value)) < len(value):
+            raise StoreError("out of memory")
+        return super().put(key, value, ttl_s, only_new)
+
+
+class FaultyServer(FaultyStore, ServerInMemory):
+    """A server in a dict, with faults."""
+
+
+class FaultyBucket(FaultyStore, BucketStore):
+    """An object store with faults."""
+
+
 class Server:
     """A remote tier on a ``ByteStore``, whose values are read and written directly."""
 
     def __init__(self, store: ByteStore | None = None, options: RemoteOptions | None = None):
-        self.store: Any = store or ServerInMemory()
+        self.store: Any = store or FaultyServer()
         self.store.close = lambda: None  # the next client uses it as well
         self.options = options or RemoteOptions()
         self.tiers = list[RemoteTier]()
@@ -218,28 +229,10 @@ class Server:
             self.store.put(name, value, 60)
 
     def fail_writes(self, after_bytes: int | None) -> None:
-        self.store.left = after_bytes
+        self.store.faults.fail_after = after_bytes
 
     def slow_reads(self, seconds: float) -> None:
-        self.store.read_seconds = seconds
-
-
-class FaultyBucket(BucketStore):
-    """An object store in memory, with the faults of ``ServerInMemory``."""
-
-    left: int | None = None
-    read_seconds = 0.0
-
-    def get(self, key, start, size):
-        wait(self.read_seconds)
-        return super().get(key, start, size)
-
-    def put(self, key, value, ttl_s, only_new=False):
-        if self.left is not None:
-            self.left -= len(value)
-            if self.left < 0:
-                raise StoreError("access denied")
-        return super().put(key, value, ttl_s, only_new)
+        self.store.faults.read_seconds = seconds
 
 
 class RealServer(Server):
@@ -258,9 +251,3 @@ class RealServer(Server):
     def slow_reads(self, seconds: float) -> None:
         if seconds:
             self.client.client_pause(int(seconds * 1000))
-
-
-def wait(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while seconds and time.monotonic() <= until:
-        pass

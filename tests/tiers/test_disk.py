@@ -37,6 +37,9 @@ from tests.tiers.media import SEALED, SEGMENTS, ServerInMemory
 
 DAY = 86_400.0
 SMALL = DiskOptions(limit_bytes=64 * 1024, segment_bytes=8 * 1024)
+clear_or_sealed = pytest.mark.parametrize(
+    "options", [SMALL, replace(SMALL, sealed=True)], ids=["clear", "sealed"]
+)
 
 
 class Clock:
@@ -46,12 +49,12 @@ class Clock:
         return self.now
 
 
-def fill(tier, first, count=80):
+def fill(tier, first=0, count=80, talk=conversation):
     for number in range(first, first + count):
-        put(tier, conversation(number))
+        put(tier, talk(number))
 
 
-@pytest.mark.parametrize("options", [SMALL, replace(SMALL, sealed=True)], ids=["clear", "sealed"])
+@clear_or_sealed
 def test_a_lease_survives_evictions_and_restarts_and_ends_by_wall_clock_time(options):
     folder, clock, prefix = SimulatedFolder(), Clock(), conversation(1)
     tier = DiskTier(folder, options, clock)
@@ -347,11 +350,6 @@ def apart(number: int) -> Prefix:
     return conversation(number, tenant=b"%d" % number)
 
 
-def fill_apart(tier: DiskTier, count: int) -> None:
-    for number in range(count):
-        put(tier, apart(number))
-
-
 def test_an_unreadable_segment_is_dropped_and_stores_go_on(caplog):
     """Its records cannot be copied when it is evicted: they are counted, and nothing is refused."""
     folder = SimulatedFolder()
@@ -375,7 +373,7 @@ def test_loads_from_an_unreadable_segment_miss_and_the_others_are_read():
     """A disk is off after three failed reads, but not for those of one segment among others."""
     folder = SimulatedFolder()
     tier = DiskTier(folder, SMALL)
-    fill_apart(tier, 40)
+    fill(tier, count=40, talk=apart)
     unreadable(folder.files[max(folder.files)])
     into = memoryview(bytearray(8 * NAMESPACE.block_bytes))
     refs = [(number, tier.look_up(apart(number), 0)) for number in range(40)]
@@ -389,7 +387,7 @@ def test_loads_from_an_unreadable_segment_miss_and_the_others_are_read():
 
 def test_a_start_drops_an_unreadable_segment_and_refuses_a_disk_without_a_readable_one(caplog):
     folder = SimulatedFolder()
-    fill_apart(DiskTier(folder, SMALL), 20)
+    fill(DiskTier(folder, SMALL), count=20, talk=apart)
     folder = folder.after_kill()
     names = [name for name in folder.names() if "segment" in name]
     unreadable(folder.files[names[0]])
@@ -448,7 +446,7 @@ def test_the_first_start_with_sealing_warns_of_nothing(caplog):
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("options", [SMALL, replace(SMALL, sealed=True)], ids=["clear", "sealed"])
+@clear_or_sealed
 def test_an_erasure_frees_the_segments_that_held_nothing_else(options, caplog):
     """Also the one that is written to; the tier goes on, and a restart finds no damage."""
     folder = SimulatedFolder()
@@ -520,67 +518,48 @@ def test_an_erasure_that_fails_hides_everything_and_the_next_completes_it(option
         assert_nowhere(prefix, [bytes(file.content) for file in folder.files.values()])
 
 
+class MacOS:
+    """Its system calls, of which ``fcntl`` may be refused, and which were made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.code, self.calls = 0, list[str]()
+        monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+        monkeypatch.setattr(fcntl, "fcntl", self._fcntl)
+        monkeypatch.delattr(os, "fdatasync", raising=False)
+        monkeypatch.setattr(os, "fsync", lambda fd: self.calls.append("fsync"))
+
+    def _fcntl(self, fd: int, command: int) -> None:
+        self.calls.append(f"fcntl {command}")
+        if self.code:
+            raise OSError(self.code, "refused")
+
+
 def test_macos_is_told_to_empty_the_memory_of_the_disk_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """There, ``fsync`` returns when the disk has the bytes, in whatever memory it has."""
-    written = LocalFolder(tmp_path / "tier").create("000000000001.segment")
-    commands: list[int] = []
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: commands.append(command))
-
-    written.sync()
-
-    assert commands == [51]
-
-
-def test_macos_also_writes_through_what_a_folder_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    commands: list[int] = []
+    """There, ``fsync`` returns when the disk has the bytes; a file and its folder need more."""
     folder = LocalFolder(tmp_path / "tier")
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: commands.append(command))
+    macos = MacOS(monkeypatch)
+    file = folder.create("000000000001.segment")
+    assert macos.calls == ["fcntl 51"]
+    file.sync()
+    assert macos.calls == ["fcntl 51"] * 2
 
-    folder.create("000000000001.segment")
 
-    assert commands == [51]
-
-
-@pytest.mark.parametrize("code", [errno.ENOTSUP, errno.ENOTTY, errno.EINVAL])
+@pytest.mark.parametrize("code", [errno.ENOTSUP, errno.ENOTTY, errno.EINVAL, errno.EIO])
 def test_on_a_file_system_without_f_fullfsync_fsync_has_to_be_enough(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Shares of a network, on macOS, which has no ``fdatasync`` either."""
-    written, synced = LocalFolder(tmp_path / "tier").create("000000000001.segment"), []
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", refusing(code))
-    monkeypatch.delattr(os, "fdatasync", raising=False)
-    monkeypatch.setattr(os, "fsync", synced.append)
-
-    written.sync()
-
-    assert len(synced) == 1
-
-
-def test_a_disk_that_fails_to_write_through_is_an_error_on_macos_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    written = LocalFolder(tmp_path / "tier").create("000000000001.segment")
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", refusing(errno.EIO))
-
-    with pytest.raises(OSError, match=r"Errno 5"):
-        written.sync()
-
-
-def refusing(code: int) -> Callable[[int, int], None]:
-    """Return an ``fcntl`` that fails."""
-
-    def fail(fd: int, command: int) -> None:
-        raise OSError(code, "refused")
-
-    return fail
+    """Shares of a network, on macOS, which has no ``fdatasync`` either; other errors are raised."""
+    file = LocalFolder(tmp_path / "tier").create("000000000001.segment")
+    macos = MacOS(monkeypatch)
+    macos.code = code
+    if code == errno.EIO:
+        with pytest.raises(OSError, match=r"Errno 5"):
+            file.sync()
+    else:
+        file.sync()
+    assert macos.calls == ["fcntl 51", "fsync"][: 1 if code == errno.EIO else 2]
 
 
 def test_what_the_finder_leaves_in_a_folder_is_no_foreign_file(tmp_path: Path):

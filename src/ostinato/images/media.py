@@ -29,21 +29,13 @@ MAX_REDIRECTS = 3  # that are followed; each is checked as the first URL is
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
-_SPECIAL = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            *(
-                "192.0.0.0/24",
-                "192.88.99.0/24",
-                "192.31.196.0/24",
-                "192.52.193.0/24",
-                "192.175.48.0/24",
-            ),
-            *("2001::/23", "2620:4f:8000::/48", "3fff::/20"),
-        ),
+_SPECIAL = [
+    ipaddress.ip_network(text)
+    for text in (
+        "192.0.0.0/24", "192.88.99.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.175.48.0/24",
+        "2001::/23", "2620:4f:8000::/48", "3fff::/20",
     )
-)
+]  # fmt: skip
 """Special-purpose ranges that ``ipaddress`` takes for global, in some version of Python: the relay
 of 6to4, AMT and AS112, protocol assignments of IPv6, and documentation.
 

@@ -14,7 +14,6 @@ or, with one test per check::
         check(MyMedium())
 """
 
-import random
 import threading
 import time
 from array import array
@@ -150,7 +149,7 @@ def a_second_store_writes_nothing(medium: Medium) -> None:
 @check
 def a_flipped_bit_is_a_miss(medium: Medium) -> None:
     """Any bit of anything stored; nine conversations, one flip at a time."""
-    damage(medium, flip_bit, num_faults=20)
+    damage(medium, flip_bit, num_faults=40)
 
 
 @check
@@ -271,25 +270,29 @@ def what_is_leased_says_how_many_tokens(medium: Medium) -> None:
 
 @check
 def what_was_erased_is_nowhere(medium: Medium) -> None:
-    """A search of all bytes finds neither tokens nor KV; other tenants keep theirs."""
+    """A search of all bytes finds neither tokens nor KV nor states; other tenants keep theirs."""
     tier = medium.open()
     erased = [conversation(1, tenant=b"a"), conversation(2, tenant=b"a\x1fclient")]
     continuing = replace(conversation(4, tenant=b"c"), public_prefix=b"a")
     for prefix in (*erased, continuing, conversation(3, tenant=b"b")):
         put(tier, prefix)
+    sparse = [conversation(1, tenant=b"a", namespace=n) for n in (WINDOW, STATE)]
+    for prefix in sparse:
+        put_runs(tier, prefix, [range(2, 4), range(6, 8)])
+    erased += [continuing, *sparse]
     receipts = tier.erase(b"a")
     assert all(receipt.complete for receipt in receipts), "the erasure is incomplete"
     num_extents = sum(receipt.num_extents for receipt in receipts)
-    assert num_extents >= 6, f"{num_extents} extents erased: at least the 6 that were stored"
+    assert num_extents >= 10, f"{num_extents} extents erased: at least the 10 that were stored"
     num_bytes, min_bytes = sum(x.num_bytes for x in receipts), 3 * 8 * NAMESPACE.block_bytes
     assert num_bytes >= min_bytes, f"{num_bytes} bytes erased: at least the {min_bytes} of the KV"
-    for prefix in (*erased, continuing):
+    for prefix in erased:
         assert get(tier, prefix) == 0
         assert_nowhere(prefix, medium.values().values())
     assert get(tier, conversation(3, tenant=b"b")) == 8
     medium.kill()
     tier = medium.open()
-    assert [get(tier, prefix) for prefix in (*erased, continuing)] == [0, 0, 0]
+    assert not any(get(tier, prefix) for prefix in erased)
     put(tier, erased[0])
     assert get(tier, erased[0]) == 8, "an erased tenant may store again"
 
@@ -324,37 +327,6 @@ def the_last_window_is_leased_with_its_prefix(medium: Medium) -> None:
     assert tier.lease(windows, keep_until) == 3 * WINDOW.block_size
     assert tier.lease(states, keep_until) == STATE.block_size
     assert get_places(tier, states) == [1, 7]
-
-
-@check
-def windows_and_states_of_an_erased_tenant_are_nowhere(medium: Medium) -> None:
-    """In every namespace, also after a restart."""
-    tier = medium.open()
-    prefixes = [conversation(1, tenant=b"a", namespace=n) for n in (WINDOW, STATE)]
-    for prefix in prefixes:
-        put_runs(tier, prefix, [range(2, 4), range(6, 8)])
-    assert sum(receipt.num_extents for receipt in tier.erase(b"a")) >= 4
-    for prefix in prefixes:
-        assert get_places(tier, prefix) == []
-        assert_nowhere(prefix, medium.values().values())
-    medium.kill()
-    tier = medium.open()
-    assert [get_places(tier, prefix) for prefix in prefixes] == [[], []]
-
-
-@check
-def a_flipped_bit_of_a_window_or_state_is_a_miss(medium: Medium) -> None:
-    """A block that is damaged is not returned, and the others are right."""
-    tier, rng = medium.open(), random.Random(1)
-    prefixes = [conversation(1, namespace=n) for n in (WINDOW, STATE)]
-    for prefix in prefixes:
-        put_runs(tier, prefix, [range(2, 4), range(6, 8)])
-    for _ in range(20):
-        medium.kill()
-        flip_bit(medium, rng)
-        tier = medium.open()
-        for prefix in prefixes:
-            assert set(get_places(tier, prefix)) <= {2, 3, 6, 7}
 
 
 @check

@@ -13,7 +13,6 @@ from ostinato.testing.conformance_medium import (
     Medium,
     conversation,
     get,
-    get_places,
     put,
     put_runs,
 )
@@ -61,10 +60,10 @@ def storm(medium: Medium, num_faults: int, seed: int = 0) -> StormReport:
         if kind in ("kill", "half_store") or rng.random() < 0.3:
             medium.kill()
             tier = medium.open()
-        num_blocks += sum(_load(tier, prefix, rng.choice((0, 0, 3))) for prefix in recent)
+        num_blocks += sum(get(tier, prefix, rng.choice((0, 0, 3))) for prefix in recent)
         if number % 50 == 49:
             tier.erase(b"%d" % rng.randrange(3))
-        _load(tier, _stormy(number + num_faults))
+        get(tier, _stormy(number + num_faults))
     medium.kill()
     return StormReport(num_faults, num_blocks, dict(kinds))
 
@@ -81,25 +80,18 @@ def _store(tier: KVTier, prefix: Prefix) -> None:
         put(tier, prefix)
 
 
-def _load(tier: KVTier, prefix: Prefix, start_block: int = 0) -> int:
-    """Load what is stored; returns the number of blocks."""
-    if prefix.namespace.is_sparse:
-        return len(get_places(tier, prefix, start_block))
-    return get(tier, prefix, start_block)
-
-
 def damage(medium: Medium, fault: Fault, num_faults: int) -> None:
-    """Damage what was stored repeatedly; no wrong byte may be loaded."""
+    """Damage what was stored repeatedly, windows and states too; no wrong byte may be loaded."""
     rng, tier = random.Random(1), medium.open()
     for number in range(num_faults):
-        put(tier, conversation(number))
+        _store(tier, _stormy(number))
         fault(medium, rng)
         for recent in range(max(0, number - 8), number + 1):
-            get(tier, conversation(recent))
+            get(tier, _stormy(recent))
         if number % 2:
             medium.kill()
             tier = medium.open()
-            get(tier, conversation(number))
+            get(tier, _stormy(number))
 
 
 def _some_value(medium: Medium, rng: random.Random) -> tuple[str, bytes]:

@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Protocol
 
 from ostinato.tiers.port import KVTier, Namespace, Prefix, StoreResult
@@ -63,54 +64,41 @@ def conversation(
 
 def put(tier: KVTier, prefix: Prefix, blocks_each: int = 4) -> list[StoreResult]:
     """Store a prefix as extents of some blocks each."""
-    runs = [
-        (first, min(blocks_each, prefix.num_blocks - first))
-        for first in range(0, prefix.num_blocks, blocks_each)
-    ]
-    return tier.store([(prefix.extent(*run), payload(prefix, *run)) for run in runs])
-
-
-def get(tier: KVTier, prefix: Prefix, start_block: int = 0) -> int:
-    """Load what is stored of a prefix, as an engine does; returns the number of blocks.
-
-    Raises:
-        AssertionError: A byte is wrong.
-    """
-    size, block = prefix.namespace.block_bytes, start_block
-    for ref in tier.look_up(prefix, block * prefix.namespace.block_size):
-        assert ref.start == block * prefix.namespace.block_size, "references are not consecutive"
-        into = memoryview(bytearray(ref.num_blocks * size))
-        result = tier.load(ref, into, ref.num_blocks, time.monotonic() + FOREVER_S)
-        right = payload(prefix, block, result.num_blocks)
-        assert bytes(into[: result.num_blocks * size]) == right, "wrong bytes were loaded"
-        assert (result.fault is None) == (result.num_blocks == ref.num_blocks)
-        block += result.num_blocks
-        if result.fault is not None:
-            break
-    return block - start_block
+    ends = (*range(0, prefix.num_blocks, blocks_each), prefix.num_blocks)
+    return put_runs(tier, prefix, (range(*run) for run in pairwise(ends)))
 
 
 def put_runs(tier: KVTier, prefix: Prefix, runs: Iterable[range]) -> list[StoreResult]:
-    """Store runs of blocks of a sparse prefix, an extent each."""
+    """Store runs of blocks of a prefix, an extent each."""
     return tier.store(
         [(prefix.extent(run.start, len(run)), payload(prefix, run.start, len(run))) for run in runs]
     )
 
 
+def get(tier: KVTier, prefix: Prefix, start_block: int = 0) -> int:
+    """Load what is stored of a prefix; returns the number of blocks, as ``get_places`` does."""
+    return len(get_places(tier, prefix, start_block))
+
+
 def get_places(tier: KVTier, prefix: Prefix, start_block: int = 0) -> list[int]:
-    """Load all that is stored of a sparse prefix; returns the places of its blocks, in order.
+    """Load what is stored of a prefix, as an engine does; returns the places of its blocks.
 
     Raises:
-        AssertionError: A byte is wrong.
+        AssertionError: A byte is wrong, or there is a gap in a prefix that is not sparse.
     """
-    namespace, places = prefix.namespace, list[int]()
+    namespace, places, block = prefix.namespace, list[int](), start_block
     for ref in tier.look_up(prefix, start_block * namespace.block_size):
         first = ref.start // namespace.block_size
+        assert first == block or namespace.is_sparse, "references are not consecutive"
         into = memoryview(bytearray(ref.num_blocks * namespace.block_bytes))
         result = tier.load(ref, into, ref.num_blocks, time.monotonic() + FOREVER_S)
         right = payload(prefix, first, result.num_blocks)
         assert bytes(into[: len(right)]) == right, "wrong bytes were loaded"
+        assert (result.fault is None) == (result.num_blocks == ref.num_blocks)
         places += range(first, first + result.num_blocks)
+        block = first + ref.num_blocks
+        if result.fault is not None and not namespace.is_sparse:
+            break
     return places
 
 

@@ -55,6 +55,14 @@ class Faults:
             raise Killed
         raise OSError(self.write_errno, os.strerror(self.write_errno))
 
+    def read(self) -> None:
+        """Raise the error of reads, if they have one, or take their time."""
+        if self.read_errno:
+            raise OSError(self.read_errno, os.strerror(self.read_errno))
+        until = time.monotonic() + self.read_seconds
+        while self.read_seconds and time.monotonic() <= until:
+            pass
+
     def change(self) -> None:
         """Count a change that is not a write."""
         if not self.spend(1):
@@ -93,12 +101,7 @@ class SimulatedFile:
 
     def read(self, into: memoryview, offset: int) -> int:
         """Read until the memory is full or the file ends."""
-        if self.faults.read_errno:
-            raise OSError(self.faults.read_errno, os.strerror(self.faults.read_errno))
-        if self.faults.read_seconds:
-            until = time.monotonic() + self.faults.read_seconds
-            while time.monotonic() <= until:
-                pass
+        self.faults.read()
         data = self.content[offset : offset + len(into)]
         into[: len(data)] = data
         return len(data)

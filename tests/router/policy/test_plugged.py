@@ -7,7 +7,7 @@ import pytest
 from ostinato.core.errors import ConfigError
 from ostinato.labs.course import lab_of
 from ostinato.router.policy import Router, RouterConfig, RouteRequest
-from ostinato.router.policy.plugged import PluggedPolicy, beside_built_in, failure_of
+from ostinato.router.policy.plugged import PluggedPolicy, failure_of
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_policy_routes_and_is_compared_with_the_default(write):
     assert first.worker == second.worker
     assert f"{second.worker}: 63 of 64 tokens cached, 1 to compute" in second.explain()
     assert isinstance(router.policy, PluggedPolicy)
-    both = beside_built_in(router.policy)
+    both = router.policy.beside_built_in()
     assert (both["requests"], both["faults"]) == (2, 0)
     assert both["own_ratio"] == both["built_in_ratio"] > 0.4
 

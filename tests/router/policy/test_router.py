@@ -1,12 +1,13 @@
 """Where requests go, and why."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
-from ostinato.router import POLICIES, RouterConfig, RouteRequest
+from ostinato.router import POLICIES, Decision, Router, RouterConfig, RouteRequest
 from ostinato.router.policy.load import Assigned, Load
 from ostinato.router.policy.policies import Fleet
 from tests.router.fleets import batch, fleet, picture, prompt, removed, stored
@@ -14,18 +15,19 @@ from tests.router.fleets import batch, fleet, picture, prompt, removed, stored
 LONG = "ABCD" * 100
 
 
-def spread(router, requests, gap_s: float = 0.0, served: bool = True) -> Counter:
-    """Route requests one after another; returns how many each worker got."""
-    counts: Counter = Counter()
-    for number, request in enumerate(requests):
-        now = number * gap_s
-        decision = router.route(request, now)
-        counts[decision.worker] += 1
-        if served:
-            router.first_token(decision)
-            router.finished(decision, now)
-        router.check()
-    return counts
+def serve(router: Router, request: RouteRequest, now: float = 0.0) -> Decision:
+    """Route a request that is finished at once."""
+    decision = router.route(request, now)
+    router.first_token(decision)
+    router.finished(decision, now)
+    return decision
+
+
+def spread(router: Router, requests: Iterable[RouteRequest], gap_s: float) -> Counter[str]:
+    """Serve requests one after another; returns how many each worker got."""
+    homes = Counter(serve(router, each, at * gap_s).worker for at, each in enumerate(requests))
+    router.check()
+    return homes
 
 
 def test_a_request_goes_where_its_prefix_is():
@@ -50,8 +52,7 @@ def test_a_short_request_does_not_wait_behind_a_long_prompt_for_a_small_hit():
     router = fleet("ab")
     router.apply("b", batch(0, stored(LONG)))
     for number in range(9):
-        usual = router.route(prompt(chr(1000 + number) * 200), 0, exclude=["b"])
-        router.finished(usual, 0)
+        router.finished(router.route(prompt(chr(1000 + number) * 200), 0, exclude=["b"]), 0)
     router.route(prompt("Q" * 2000), 0, exclude=["a"])
     decision = router.route(prompt(LONG + "E"), 0)
     assert (decision.worker, decision.candidates[1].cached_tokens) == ("a", 400)
@@ -62,7 +63,7 @@ def test_the_longest_prompts_are_still_sent_where_part_of_them_is_cached():
     router = fleet("abc")
     router.apply("b", batch(0, stored("WXYZ" * 250)))
     for number in range(9):
-        router.finished(router.route(prompt(chr(1000 + number) * 20), 0), 0)
+        serve(router, prompt(chr(1000 + number) * 20))
     assert router.route(prompt("WXYZ" * 250 + "Q" * 9000), 0).worker == "b"
 
 
@@ -95,7 +96,9 @@ def test_what_waits_behind_a_long_prompt_shrinks_as_its_blocks_are_stored():
 
 def test_a_burst_of_one_new_prefix_is_computed_where_there_is_room_and_not_everywhere():
     router = fleet("abcdefgh")
-    counts = spread(router, [prompt(LONG + chr(500 + i) * 20) for i in range(64)], served=False)
+    requests = [prompt(LONG + chr(500 + i) * 20) for i in range(64)]
+    counts = Counter(router.route(request, 0.0).worker for request in requests)
+    router.check()
     assert 2 <= len(counts) <= 4
     assert max(counts.values()) <= 64 / 2
 
@@ -201,7 +204,7 @@ def test_paced_agents_are_spread_although_no_worker_is_ever_busy():
         for turn in range(3)
         for agent in range(100)
     ]
-    counts = spread_quickly(router, requests, gap_s=0.05)
+    counts = spread(router, requests, gap_s=0.05)
     assert min(counts.values()) >= 0.4 * len(requests)
 
 
@@ -212,8 +215,7 @@ def test_paced_agents_stay_where_they_are():
     for turn in range(4):
         for agent in range(40):
             text = f"{agent:>4}" * 30 + "turn" * 4 * turn
-            decision = router.route(prompt(text, session=str(agent)), turn * 10 + agent / 4)
-            router.finished(decision, turn * 10 + agent / 4)
+            decision = serve(router, prompt(text, session=str(agent)), turn * 10 + agent / 4)
             homes.setdefault(str(agent), set()).add(decision.worker)
     assert sum(len(home) == 1 for home in homes.values()) >= 38
 
@@ -222,17 +224,7 @@ def test_a_hot_prefix_gets_a_second_worker_before_the_first_is_full():
     """One tenant's prompts, never two at a time: the prefix is computed on more than one worker."""
     router = fleet("abcd")
     requests = [prompt(LONG + chr(500 + i) * 200) for i in range(60)]
-    assert len(spread_quickly(router, requests, gap_s=0.1)) >= 2
-
-
-def spread_quickly(router, requests, gap_s: float) -> Counter:
-    counts: Counter = Counter()
-    for number, request in enumerate(requests):
-        decision = router.route(request, number * gap_s)
-        router.finished(decision, number * gap_s)
-        counts[decision.worker] += 1
-    router.check()
-    return counts
+    assert len(spread(router, requests, gap_s=0.1)) >= 2
 
 
 def test_a_hot_tenant_is_spread_and_leaves_the_others_their_hits():
@@ -244,12 +236,10 @@ def test_a_hot_tenant_is_spread_and_leaves_the_others_their_hits():
             turns[other] += f"{number:>4}" * 10
         salt = str(other) if number % 2 else "hot"
         text = turns[other] if number % 2 else LONG + f"{number:>4}" * 50
-        decision = router.route(prompt(text, salt=salt, session=salt), number / 4)
+        decision = serve(router, prompt(text, salt=salt, session=salt), number / 4)
         if salt != "hot":
             hits += decision.expected_cached_tokens
             possible += len(text) - 40
-        router.first_token(decision)
-        router.finished(decision, number / 4)
     work = [status.computed_tokens for status in router.workers()]
     assert hits > 0.9 * possible
     assert max(work) < sum(work) / 2
@@ -292,19 +282,10 @@ def test_affinity_is_bounded_by_load(policy):
 def test_a_prefix_keeps_its_worker_when_others_join_and_leave():
     """Rendezvous hashing: of 100 prefixes, those of the worker that left move, no others."""
     requests = [prompt(f"{i:>4}" * 20) for i in range(100)]
-
-    def homes() -> list[str]:
-        found = []
-        for request in requests:
-            decision = router.route(request, 0)
-            router.finished(decision, 0)
-            found.append(decision.worker)
-        return found
-
     router = fleet("abcd", policy="prefix_hash")
-    before = homes()
+    before = [serve(router, request).worker for request in requests]
     router.remove("d")
-    after = homes()
+    after = [serve(router, request).worker for request in requests]
     assert all(new == old for new, old in zip(after, before, strict=True) if old != "d")
     assert 10 < before.count("d") < 40
 
@@ -364,8 +345,7 @@ def test_memory_is_bounded_and_what_did_not_fit_is_said():
     router.apply("a", batch(0, stored(LONG[:200])))
     assert picture(router, "ABCD" * 60, names="a") == "a:exact 200"
     for number in range(200):
-        decision = router.route(prompt(f"{number:>4}" * 20), number)
-        router.finished(decision, number)
+        serve(router, prompt(f"{number:>4}" * 20), number)
         router.check()
     assert "raise max_tracked_tokens" in router.workers()[0].reason
     assert picture(router, "ABCD" * 60, names="a") == "a:degraded 0"
@@ -392,8 +372,7 @@ def test_memory_stays_flat_over_many_requests(num_requests):
 
 def test_a_worker_that_broke_answers_off_may_have_lost_what_it_was_guessed_to_have():
     router = fleet("ab")
-    decision = router.route(prompt(LONG), 0)
-    router.finished(decision, 1)
+    decision = serve(router, prompt(LONG))
     assert router.interrupted(decision.worker) is None
     assert all(each.expected_tokens == 0 for each in router.look_up(prompt(LONG), 2))
     router.check()

@@ -2,11 +2,8 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Any
 
-from aiohttp import web
-
-from tests.router.stub_workers import Routed, StubWorker, echo, names, routed
+from tests.router.stub_workers import Routed, names, routed, waiting_for
 from tests.support.waiting import until
 
 HALF_A_HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
@@ -45,8 +42,7 @@ async def test_the_oldest_unfinished_head_makes_room_for_a_new_connection():
     limits = {"max_connections": 8, "header_timeout_s": 60.0}
     async with routed(*names("a"), **limits) as router, AsyncExitStack() as stack:
         half_open = [await connect(router, stack, HALF_A_HEAD) for _ in range(30)]
-        async with router.client.get(f"{router.url}/health") as answer:
-            assert answer.status == 200
+        assert (await router.send("GET", "/health")).status == 200
         for reader, _ in half_open[:22]:
             assert await is_closed(reader)
         assert not half_open[-1][0].at_eof()
@@ -54,14 +50,8 @@ async def test_the_oldest_unfinished_head_makes_room_for_a_new_connection():
 
 async def test_a_request_that_is_served_is_not_ended_for_new_connections():
     """One address may have two connections: the third is refused while both are served."""
-    gate = asyncio.Event()
-
-    async def wait(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
-        await gate.wait()
-        return await echo(worker, request, fields)
-
-    [worker] = names("a")
-    worker.answer = wait
+    gate, [worker] = asyncio.Event(), names("a")
+    worker.answer = waiting_for(gate)
     async with routed(worker, max_connections_per_address=2) as router, AsyncExitStack() as stack:
         served = [asyncio.create_task(router.post({"prompt": "x"})) for _ in range(2)]
         await until(lambda: worker.num_waiting == 2)

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from ostinato.router.process.config import WorkerSpec
 from ostinato.server.access.keys import add_key
-from tests.router.stub_workers import Routed, StubWorker, names, routed
+from tests.router.stub_workers import Routed, StubWorker, begun, names, routed
 from tests.support.waiting import until
 
 TURN = {"prompt": "To be, or not to be. " * 40}
@@ -61,34 +61,23 @@ def post(**headers: object) -> bytes:
     return f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n{lines}\r\n".encode()
 
 
-@pytest.mark.parametrize(
-    ("pieces", "status"),
-    [
-        ([post(Content_Length=10**12), b"x"], b" 413 "),
-        ([post(Transfer_Encoding="chunked"), b"2000\r\n" + b"x" * 8192 + b"\r\n"], b" 413 "),
-        ([post(Content_Length=9), b"{"], b" 408 "),
-        ([post(Content_Length=2).replace(b"\r\n\r\n", b"\r\n" + FLOOD + b"\r\n"), b"{}"], b" 400 "),
-        ([post(X_Long="y" * 100_000, Content_Length=2), b"{}"], b" 400 "),
-        ([post(Content_Length=2, Transfer_Encoding="chunked"), b"0\r\n\r\n"], b" 400 "),
-        ([post(Transfer_Encoding="chunked"), b"zz\r\n"], b" 400 "),
-        (
-            [post(Transfer_Encoding="chunked") + b"1\r\nx\r\n", *[b"1\r\nx\r\n"] * 1300],
-            b" 413 ",
-        ),
-        ([post(Authorization="Bearer wrong", Content_Length=2), b"{}"], b" 401 "),
-    ],
-    ids=[
-        "huge",
-        "huge-chunked",
-        "slow",
-        "flood",
-        "long-header",
-        "smuggled",
-        "bad-chunk",
-        "bytes",
-        "wrong-key",
-    ],
-)
+FLOODED = post(Content_Length=2).replace(b"\r\n\r\n", b"\r\n" + FLOOD + b"\r\n")
+CHUNKED, CHUNK = post(Transfer_Encoding="chunked"), b"1\r\nx\r\n"
+HOSTILE = {
+    "huge": ([post(Content_Length=10**12), b"x"], b" 413 "),
+    "huge-chunked": ([CHUNKED, b"2000\r\n" + b"x" * 8192 + b"\r\n"], b" 413 "),
+    "slow": ([post(Content_Length=9), b"{"], b" 408 "),
+    "flood": ([FLOODED, b"{}"], b" 400 "),
+    "long-header": ([post(X_Long="y" * 100_000, Content_Length=2), b"{}"], b" 400 "),
+    "smuggled": ([post(Content_Length=2, Transfer_Encoding="chunked"), b"0\r\n\r\n"], b" 400 "),
+    "bad-chunk": ([CHUNKED, b"zz\r\n"], b" 400 "),
+    "bytes": ([CHUNKED + CHUNK, *[CHUNK] * 1300], b" 413 "),
+    "wrong-key": ([post(Authorization="Bearer wrong", Content_Length=2), b"{}"], b" 401 "),
+}
+"""What is sent, and the status of the answer."""
+
+
+@pytest.mark.parametrize(("pieces", "status"), HOSTILE.values(), ids=HOSTILE)
 async def test_a_hostile_request_is_refused_and_nothing_of_it_reaches_a_worker(
     pieces, status, tmp_path
 ):
@@ -118,9 +107,7 @@ async def test_a_client_may_leave_at_any_point_and_takes_its_work_along(point):
         if fields == TURN:
             return web.Response()
         if request.path == "/v1/completions" and point in ("stream", "unread"):
-            response = web.StreamResponse()
-            await response.prepare(request)
-            await response.write(b"data: 1\n\n")
+            response = await begun(request)
             reached.set()
             while point == "unread":
                 await response.write(b"x" * 2**16)
@@ -169,11 +156,8 @@ async def test_a_key_opens_no_answer_of_another_tenant_where_workers_cannot_tell
             ("POST", "/v1/responses", {"previous_response_id": answer["id"]}),
         ):
             for headers, status in ((as_bob, 404), (as_ann, 200)):
-                request = router.client.request(
-                    method, router.url + path, json=body, headers=headers
-                )
-                async with request as got:
-                    assert got.status == status, (method, path)
+                got = await router.send(method, path, json=body, headers=headers)
+                assert got.status == status, (method, path)
         assert is_idle(router)
 
 
@@ -184,11 +168,9 @@ async def test_sessions_of_two_tenants_are_two_sessions_though_they_have_one_nam
     async with routed(*names("a", "b"), keys_file=str(keys), policy="session") as router:
         homes = []
         for key in (ann, bob):
-            headers = {"x-api-key": key, "x-session-id": "play"}
-            async with router.client.post(
-                f"{router.url}/v1/completions", json=TURN, headers=headers
-            ) as answer:
-                homes.append(answer.headers["x-ostinato-worker"])
+            sent = {"json": TURN, "headers": {"x-api-key": key, "x-session-id": "play"}}
+            answer = await router.send("POST", "/v1/completions", **sent)
+            homes.append(answer.headers["x-ostinato-worker"])
         assert homes[0] != homes[1], "bob's request would show where ann's conversation is"
 
 
@@ -230,21 +212,23 @@ async def scripted(
         server.close()
 
 
-@pytest.mark.parametrize(
-    ("answer", "ends"),
-    [
-        (b"\x00\xff\x17 garbage \x01\r\n\r\n" * 9, True),
-        (HEAD + FLOOD + b"\r\n", True),
-        (HEAD + b"X-Long: " + b"y" * 2**17, False),
-        (HEAD + b"X-Endless: y", False),
-        (b"", False),
-        (HEAD + b"Content-Length: -1\r\n\r\n", True),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", True),
-        (b"HTTP/1.1 503 Full\r\nContent-Length: 9999999\r\n\r\nnever whole", False),
-    ],
-    ids=["garbage", "flood", "long-header", "endless", "silent", "length", "bad-chunk",
-         "endless-refusal"],
-)  # fmt: skip
+NONSENSE = {
+    "garbage": (b"\x00\xff\x17 garbage \x01\r\n\r\n" * 9, True),
+    "flood": (HEAD + FLOOD + b"\r\n", True),
+    "long-header": (HEAD + b"X-Long: " + b"y" * 2**17, False),
+    "endless": (HEAD + b"X-Endless: y", False),
+    "silent": (b"", False),
+    "length": (HEAD + b"Content-Length: -1\r\n\r\n", True),
+    "bad-chunk": (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", True),
+    "endless-refusal": (
+        b"HTTP/1.1 503 Full\r\nContent-Length: 9999999\r\n\r\nnever whole",
+        False,
+    ),
+}
+"""What is answered, and whether the connection ends then."""
+
+
+@pytest.mark.parametrize(("answer", "ends"), NONSENSE.values(), ids=NONSENSE)
 async def test_a_worker_that_answers_nonsense_or_nothing_is_passed_over(answer, ends):
     """The next worker serves the request, as no byte was sent; nothing stays assigned."""
     [sound] = names("sound")
@@ -323,9 +307,8 @@ async def test_an_engine_that_would_take_tenants_for_one_caller_gets_none_of_the
         status, _ = await router.post({"prompt": "x"}, headers={"x-api-key": ann})
         assert status == (200 if is_served else 503)
         assert len(worker.bodies) == (1 if is_served else 0)
-        url, headers = f"{router.url}/admin/workers", {"x-api-key": root}
-        async with router.client.get(url, headers=headers) as answer:
-            [row] = (await answer.json())["workers"]
+        answer = await router.send("GET", "/admin/workers", headers={"x-api-key": root})
+        [row] = answer.json["workers"]
         assert ("Ostinato" in row["trouble"]) is not is_served
 
 

@@ -3,33 +3,20 @@
 import random
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from ostinato.router.process.incremental_tokenizer import IncrementalTokenizer
+from tests.support.checkpoints import byte_level_bpe
 
 WORDS = [
-    "thou",
-    "art",
-    "Romeo,",
-    "wherefore",
-    "banished;",
-    "naïve",
-    "x=1",
-    "\n",
-    "  ",
-    "🌹",
-    "1597",
-]
+    "thou", "art", "Romeo,", "wherefore", "banished;", "naïve", "x=1", "\n", "  ", "🌹", "1597",
+    "<end>",
+]  # fmt: skip
+"""One of them is a special token."""
 
 
 def tokenizer() -> Tokenizer:
-    """Return a byte-level BPE, as most models have one, trained on the spot."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False)
-    made.train_from_iterator([" ".join(WORDS * 20)], trainer)
-    return made
+    return byte_level_bpe([" ".join(WORDS * 20)], 400, ["<end>"])
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,20 +9,19 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.cli.terminal import Terminal, terminal  # noqa: F401
-from tests.router.routers import RouterThread, routing
 from tests.support.browsers import chromium
-from tests.support.served_process import served
+from tests.support.served_process import Served, served
 
 
 @pytest.fixture(scope="module")
-def router() -> Iterator[RouterThread]:
+def router() -> Iterator[Served]:
     """Route to a worker that was not started."""
-    with routing({"nowhere": "http://127.0.0.1:9"}) as thread:
-        assert httpx.post(f"{thread.url}/v1/completions", json={"prompt": "x"}).status_code == 503
-        yield thread
+    with served("--worker", "http://127.0.0.1:9,name=nowhere", command="route") as process:
+        assert httpx.post(f"{process.url}/v1/completions", json={"prompt": "x"}).status_code == 503
+        yield process
 
 
-def test_the_page_shows_workers_their_state_and_decisions(router: RouterThread):
+def test_the_page_shows_workers_their_state_and_decisions(router: Served):
     with chromium() as browser:
         page = browser.new_page()
         problems: list[str] = []
@@ -39,7 +38,7 @@ def test_the_page_shows_workers_their_state_and_decisions(router: RouterThread):
 
 
 def test_status_and_explain_ask_a_running_router(
-    router: RouterThread,
+    router: Served,
     terminal: Terminal,  # noqa: F811
 ):
     terminal.columns = 200
@@ -53,7 +52,7 @@ def test_status_and_explain_ask_a_running_router(
 
 
 def test_status_waits_for_workers_and_says_how_a_router_is_started(
-    router: RouterThread,
+    router: Served,
     terminal: Terminal,  # noqa: F811
 ):
     """A worker that never answers is shown when the time is up."""

@@ -8,8 +8,9 @@ from unittest import mock
 
 import pytest
 
+from ostinato.router.process.incremental_tokenizer import Beginning
 from ostinato.router.process.routing_fields import RoutingFields
-from ostinato.router.process.tokenizer import LocalTokenizer, PartlyTokenized
+from ostinato.router.process.tokenizer import LocalTokenizer
 from ostinato.router.process.tokens import PromptTokens
 from tests.router.stub_workers import names, routed
 
@@ -44,10 +45,10 @@ async def test_a_short_prompt_does_not_wait_for_long_ones():
     tokenizer, gate = LocalTokenizer(MODEL), threading.Event()
     finish = tokenizer.finish
 
-    def finish_slowly(partly: PartlyTokenized) -> "array[int]":
-        if partly.num_left >= 100_000:
+    def finish_slowly(beginning: Beginning) -> "array[int]":
+        if beginning.num_left >= 100_000:
             assert gate.wait(30)
-        return finish(partly)
+        return finish(beginning)
 
     tokens = PromptTokens({}, tokenizer)
 

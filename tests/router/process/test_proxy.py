@@ -11,14 +11,22 @@ import pytest
 from aiohttp import web
 
 from ostinato.server.access.keys import add_key
-from tests.router.stub_workers import Routed, StubWorker, echo, names, routed, stream
+from tests.router.stub_workers import (
+    Routed,
+    StubWorker,
+    begun,
+    echo,
+    names,
+    routed,
+    stream,
+    telling,
+    waiting_for,
+)
 from tests.support.waiting import until
 
 
 async def status_of(router: Routed, path: str = "/v1/completions", **request: Any) -> int:
-    async with router.client.post(router.url + path, **request) as answer:
-        await answer.read()
-        return answer.status
+    return (await router.send("POST", path, **request)).status
 
 
 async def test_bodies_and_answers_pass_byte_for_byte():
@@ -26,25 +34,19 @@ async def test_bodies_and_answers_pass_byte_for_byte():
     packed = gzip.compress(b"ay")
 
     async def answer(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
-        headers = {
-            "Content-Encoding": "gzip",
-            "X-Cache": "warm",
-            "Connection": "X-Own",
-            "X-Own": "1",
-        }
+        headers = {"X-Cache": "warm", "Connection": "X-Own", "X-Own": "1"}
         assert request.query_string == "beta=true"
-        return web.Response(body=packed, headers=headers)
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip", **headers})
 
     [worker] = names("a")
     worker.answer = answer
     body = b'{ "prompt":"\xc3\xa9" ,\n"odd": [1 , 2],"prompt_cache_key":null}'
     async with routed(worker) as router:
-        url = f"{router.url}/v1/messages?beta=true"
         sent = {"X-Mine": "1", "Authorization": "Bearer k", "x-ostinato-worker": "evil"}
-        async with router.client.post(url, data=body, headers=sent) as got:
-            assert await got.read() == b"ay"
-            assert got.headers["X-Cache"] == "warm" and "X-Own" not in got.headers
-            assert got.headers["x-ostinato-worker"] == "a"
+        got = await router.send("POST", "/v1/messages?beta=true", data=body, headers=sent)
+        assert got.text == "ay"
+        assert got.headers["X-Cache"] == "warm" and "X-Own" not in got.headers
+        assert got.headers["x-ostinato-worker"] == "a"
     assert worker.bodies == [body]
     [headers] = worker.headers
     assert (headers["X-Mine"], headers["Authorization"]) == ("1", "Bearer k")
@@ -55,12 +57,10 @@ async def test_a_client_that_goes_away_takes_its_request_along():
     """Before the first byte, and in the middle of a stream."""
 
     async def hang(worker: StubWorker, request: web.Request, fields: Any) -> web.StreamResponse:
-        response = web.StreamResponse()
         if fields["begins"]:
-            await response.prepare(request)
-            await response.write(b"data: 1\n\n")
+            await begun(request)
         await asyncio.Event().wait()
-        return response
+        raise AssertionError
 
     async def leave(router: Routed, worker: StubWorker, begins: bool) -> None:
         sent, gone = len(worker.bodies) + 1, worker.gone + 1
@@ -87,14 +87,12 @@ async def test_a_request_is_tried_elsewhere_only_while_no_byte_was_sent():
     async def break_off(
         worker: StubWorker, request: web.Request, fields: Any
     ) -> web.StreamResponse:
-        response = web.StreamResponse()
         if fields["begins"]:
-            await response.prepare(request)
-            await response.write(b"data: 1\n\n")
+            await begun(request)
             await received.wait()
         assert request.transport is not None
         request.transport.abort()
-        return response
+        return web.StreamResponse()
 
     broken, sound = workers = names("broken", "sound")
     broken.answer = break_off
@@ -107,11 +105,11 @@ async def test_a_request_is_tried_elsewhere_only_while_no_byte_was_sent():
         for _ in range(2):
             url, body = f"{router.url}/v1/completions", {"begins": True}
             async with router.client.post(url, json=body) as answer:
-                begun = await answer.content.readany()
+                content = await answer.content.readany()
                 received.set()
                 try:
-                    begun += await answer.content.read()
-                    outcomes.append(json.loads(begun)["by"])
+                    content += await answer.content.read()
+                    outcomes.append(json.loads(content)["by"])
                 except aiohttp.ClientPayloadError:
                     outcomes.append("broke off")
         assert sorted(outcomes) == ["broke off", "sound"]
@@ -119,16 +117,13 @@ async def test_a_request_is_tried_elsewhere_only_while_no_byte_was_sent():
 
 
 async def test_a_worker_that_cannot_is_passed_over_and_if_none_can_its_answer_is_handed_on():
-    async def refuse(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
-        return web.json_response({"error": worker.name}, status=503)
-
     full, free = workers = names("full", "free")
-    full.answer = refuse
+    full.answer = telling(503)
     async with routed(*workers) as router:
         assert [(await router.post({}))[1]["by"] for _ in range(4)] == ["free"] * 4
-        free.answer = refuse
+        free.answer = full.answer
         status, answer = await router.post({})
-        assert (status, answer["error"] in ("full", "free")) == (503, True)
+        assert (status, answer["by"] in ("full", "free")) == (503, True)
         await asyncio.gather(full.kill(), free.kill())
         status, answer = await router.post({})
         assert (status, answer["error"]["code"]) == (503, "no_worker")
@@ -160,41 +155,30 @@ async def test_a_request_that_waits_for_a_worker_that_turns_ill_is_moved(is_alon
 
 async def test_an_attempt_that_failed_is_no_computed_prompt():
     """Nor is it charged to its key: the metrics and the limit count what a worker answered."""
-
-    async def refuse(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
-        return web.json_response({}, status=503)
-
     [worker] = names("a")
-    worker.answer = refuse
+    worker.answer = telling(503)
     async with routed(worker) as router:
         assert (await router.post({"prompt": "Who's there?"}))[0] == 503
-        async with router.client.get(f"{router.url}/metrics") as answer:
-            page = await answer.text()
-        assert "router_prompt_tokens_total{" not in page
+        assert "router_prompt_tokens_total{" not in (await router.send("GET", "/metrics")).text
         assert router.app.fleet.router.workers()[0].computed_tokens == 0
         worker.answer = None
         assert (await router.post({"prompt": "Who's there?"}))[0] == 200
-        async with router.client.get(f"{router.url}/metrics") as answer:
-            assert 'router_prompt_tokens_total{worker="a"}' in await answer.text()
+        page = (await router.send("GET", "/metrics")).text
+        assert 'router_prompt_tokens_total{worker="a"}' in page
 
 
 async def test_workers_join_and_leave_while_requests_run():
     first, second = names("first", "second")
     await second.begin()
     gate = asyncio.Event()
-
-    async def wait(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
-        await gate.wait()
-        return web.json_response({"by": worker.name})
-
-    first.answer = wait
+    first.answer = waiting_for(gate)
     async with routed(first) as router:
         running = asyncio.create_task(router.post({"prompt": "long"}))
         await until(lambda: first.bodies)
         status, _ = await router.post({"url": second.url, "name": "second"}, "/admin/workers")
         assert status == 201
-        async with router.client.delete(f"{router.url}/admin/workers/first") as answer:
-            assert (answer.status, (await answer.json())["num_live"]) == (202, 1)
+        answer = await router.send("DELETE", "/admin/workers/first")
+        assert (answer.status, answer.json["num_live"]) == (202, 1)
         await until(lambda: router.app.fleet.workers["second"].is_well)
         assert (await router.post({"prompt": "long"}))[1]["by"] == "second"
         assert list(router.app.fleet.workers) == ["first", "second"]
@@ -235,13 +219,9 @@ async def test_keys_open_routes_and_no_body_is_read_without_one(tmp_path):
 async def test_the_tokens_per_minute_of_a_key_are_those_of_the_fleet(tmp_path):
     keys = tmp_path / "keys.json"
     ann = add_key(keys, "ann", tokens_per_minute=600)
-
-    async def tell(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
-        return web.json_response({"usage": {"completion_tokens": 700}})
-
     workers = names("a", "b")
     for worker in workers:
-        worker.answer = tell
+        worker.answer = telling(usage={"completion_tokens": 700})
     headers = {"Authorization": f"Bearer {ann}"}
     async with routed(*workers, keys_file=str(keys)) as router:
         assert await status_of(router, json={"prompt": "To be"}, headers=headers) == 200
@@ -257,9 +237,7 @@ async def test_nothing_but_the_operators_workers_is_ever_connected_to():
     [worker] = names("a")
     worker.answer = redirect
     async with routed(worker) as router:
-        post = router.client.post(f"{router.url}/v1/completions", json={}, allow_redirects=False)
-        async with post as answer:
-            assert answer.status == 307
+        assert await status_of(router, json={}, allow_redirects=False) == 307
         for header in ("Host", "Origin"):
             foreign = {header: "http://evil.example" if header == "Origin" else "evil.example"}
             assert await status_of(router, json={}, headers=foreign) == 403
@@ -282,18 +260,15 @@ async def test_a_route_can_be_asked_for_alone_with_its_reasons():
         _, told = await router.post(body, "/route")
         assert {row["worker"] for row in told["candidates"]} == {"a", "b"}
         assert told["state"] == "guessed" and told["explanation"]
-        path = f"{router.url}/route/{told['decision']}"
-        async with router.client.delete(path) as answer:
-            assert (await answer.json())["status"] == "finished"
-        async with router.client.delete(path) as answer:
-            assert answer.status == 409
-        async with router.client.get(path) as answer:
-            assert (await answer.json())["worker"] == told["worker"]
+        path = f"/route/{told['decision']}"
+        assert (await router.send("DELETE", path)).json["status"] == "finished"
+        assert (await router.send("DELETE", path)).status == 409
+        assert (await router.send("GET", path)).json["worker"] == told["worker"]
         _, again = await router.post(body, "/route")
         assert again["worker"] == told["worker"] and again["expected_cached_tokens"] > 300
         assert not any(worker.bodies for worker in workers)
-        async with router.client.get(f"{router.url}/metrics") as answer:
-            assert 'ostinato_router_worker_up{worker="a"} 1.0' in await answer.text()
+        page = (await router.send("GET", "/metrics")).text
+        assert 'ostinato_router_worker_up{worker="a"} 1.0' in page
 
 
 async def test_a_prompt_is_prewarmed_at_as_many_workers_as_asked_for():
@@ -315,18 +290,16 @@ async def test_a_public_prefix_is_published_at_as_many_workers_as_asked_for_and_
         worker.is_ours = True
     async with routed(*workers) as router:
         await until(lambda: all(w.is_ours for w in router.app.fleet.workers.values()))
-        url, body = f"{router.url}/admin/public/play", {"prompt": list(range(64))}
-        async with router.client.put(f"{url}?copies=2", json=body) as answer:
-            told = (await answer.json())["workers"]
+        path, body = "/admin/public/play", {"prompt": list(range(64))}
+        told = (await router.send("PUT", f"{path}?copies=2", json=body)).json["workers"]
         assert len(told) == 2 and all(each == {"num_tokens": 64} for each in told.values())
         for number in range(4):
             ask = {"prompt": [*range(64), *[number] * 8]}
             _, made = await router.post(ask, "/route?dry_run=1&path=/v1/completions")
             assert made["worker"] in told and made["expected_cached_tokens"] == 64
-        async with router.client.put(f"{url}?copies=4", json=body) as answer:
-            assert answer.status == 409
-        async with router.client.post(f"{url}/unpublish", json={}) as answer:
-            assert len((await answer.json())["workers"]) == 3
+        assert (await router.send("PUT", f"{path}?copies=4", json=body)).status == 409
+        _, answer = await router.post({}, f"{path}/unpublish")
+        assert len(answer["workers"]) == 3
         _, made = await router.post(ask, "/route?dry_run=1&path=/v1/completions")
         assert made["expected_cached_tokens"] == 0
 
@@ -338,9 +311,8 @@ async def test_a_request_goes_to_a_worker_that_serves_its_model():
         for model, by in (("l", "large"), ("s", "small")):
             for _ in range(3):
                 assert (await router.post({"model": model}))[1]["by"] == by
-        async with router.client.get(f"{router.url}/v1/models") as answer:
-            listed = [model["id"] for model in (await answer.json())["data"]]
-        assert listed == ["l", "s", "both"]
+        listed = (await router.send("GET", "/v1/models")).json["data"]
+        assert [model["id"] for model in listed] == ["l", "s", "both"]
         assert (await router.post({"model": "none"}))[0] == 200, "a worker says so, not we"
 
 
@@ -423,12 +395,9 @@ async def test_the_conversation_is_read_from_the_headers_of_agents(name: str):
 
         async def home(session: str) -> str:
             body = {"prompt": f"Of {session}.", "model": "tiny"}
-            headers = {name: session}
-            async with router.client.post(
-                f"{router.url}/v1/completions", json=body, headers=headers
-            ) as answer:
-                await answer.read()
-                return answer.headers["x-ostinato-worker"]
+            sent = {"json": body, "headers": {name: session}}
+            answer = await router.send("POST", "/v1/completions", **sent)
+            return answer.headers["x-ostinato-worker"]
 
         homes = {session: await home(session) for session in ("one", "two")}
         assert sorted(homes.values()) == ["a", "b"]
@@ -443,8 +412,7 @@ async def test_documents_of_one_query_go_to_one_worker():
         for number in range(6):
             for query in ("Who is king of Denmark? " * 9, "Where does it rain? " * 9):
                 body = {"query": query, "documents": [f"document {number}"], "model": "m"}
-                async with router.client.post(f"{router.url}/v1/rerank", json=body) as answer:
-                    assert answer.status == 200
+                assert await status_of(router, "/v1/rerank", json=body) == 200
     marks = (b"Denmark", b"rain")
     homes = [[sum(mark in body for body in each.bodies) for each in workers] for mark in marks]
     assert [sorted(counts) for counts in homes] == [[0, 0, 6], [0, 0, 6]]
@@ -456,8 +424,7 @@ async def test_an_explanation_comes_from_the_worker_that_answered(kind: str):
     async with routed(*names("a", "b")) as router:
 
         async def worker_of(method: str, path: str, **body: Any) -> str:
-            async with router.client.request(method, router.url + path, json=body) as answer:
-                return answer.headers["x-ostinato-worker"]
+            return (await router.send(method, path, json=body)).headers["x-ostinato-worker"]
 
         for number in range(4):
             name = f"{kind}-{number:032x}"

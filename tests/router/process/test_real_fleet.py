@@ -1,7 +1,8 @@
 """Two engines of ours behind a router, and the clients that people have."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 import anthropic
 import httpx
@@ -9,10 +10,9 @@ import openai
 import pytest
 
 from ostinato import AsyncLLM
-from ostinato.router import WorkerState
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.router.routers import RouterThread, routing
+from tests.support.served_process import Served, served
 from tests.support.servers import serving
 from tests.support.waiting import wait_until
 
@@ -40,13 +40,19 @@ def engines() -> Iterator[dict[str, str]]:
         yield urls
 
 
+def routing(engines: dict[str, str], *options: str) -> AbstractContextManager[Served]:
+    """Run a router before engines."""
+    workers = [f"--worker={url},name={name}" for name, url in engines.items()]
+    return served(*workers, *options, command="route")
+
+
 @pytest.fixture(scope="module")
-def router(engines: dict[str, str]) -> Iterator[RouterThread]:
-    with routing(engines, tokenizer=MODEL) as thread:
-        yield thread
+def router(engines: dict[str, str]) -> Iterator[Served]:
+    with routing(engines, "--tokenizer", MODEL) as process:
+        yield process
 
 
-def complete(router: RouterThread, prompt: str, **more: object) -> httpx.Response:
+def complete(router: Served, prompt: str, **more: object) -> httpx.Response:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "temperature": 0, **more}
     answer = httpx.post(f"{router.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -61,15 +67,21 @@ def cached(answer: httpx.Response) -> int:
     return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def await_exact(router: RouterThread, name: str, at_least: int = 0) -> None:
+def row_of(router: Served, name: str) -> dict[str, Any]:
+    """Return what is known of a worker."""
+    rows = httpx.get(f"{router.url}/admin/workers").json()["workers"]
+    return next(row for row in rows if row["name"] == name)
+
+
+def await_exact(router: Served, name: str, at_least: int = 0) -> None:
     def is_exact() -> bool:
-        status = router.state(name)
-        return status.state is WorkerState.EXACT and status.cached_tokens >= at_least
+        row = row_of(router, name)
+        return row["state"] == "exact" and row["cached_tokens"] >= at_least
 
     wait_until(is_exact)
 
 
-def test_a_prompt_goes_where_its_prefix_is_and_what_was_expected_is_found(router: RouterThread):
+def test_a_prompt_goes_where_its_prefix_is_and_what_was_expected_is_found(router: Served):
     """By events: whole blocks, as the worker counts them, to the last one."""
     first = complete(router, SCENE)
     worker = first.headers["x-ostinato-worker"]
@@ -81,7 +93,7 @@ def test_a_prompt_goes_where_its_prefix_is_and_what_was_expected_is_found(router
     assert expected(again) == len(SCENE) // 8 * 8 <= cached(again)
 
 
-def test_another_salt_is_another_prefix_for_the_router_as_well(router: RouterThread):
+def test_another_salt_is_another_prefix_for_the_router_as_well(router: Served):
     worker = complete(router, SCENE, cache_salt="ann").headers["x-ostinato-worker"]
     await_exact(router, worker)
     mine = complete(router, SCENE, cache_salt="ann")
@@ -91,7 +103,7 @@ def test_another_salt_is_another_prefix_for_the_router_as_well(router: RouterThr
 
 
 def test_a_router_that_joins_late_learns_by_snapshot_what_is_cached(
-    engines: dict[str, str], router: RouterThread
+    engines: dict[str, str], router: Served
 ):
     """And asks the workers for tokens, since it was given no tokenizer."""
     scene = "Exeunt all but the Prince. " * 3
@@ -102,10 +114,10 @@ def test_a_router_that_joins_late_learns_by_snapshot_what_is_cached(
         answer = complete(late, scene + "Whither?")
         assert answer.headers["x-ostinato-worker"] == worker
         assert expected(answer) >= len(scene) // 8 * 8
-        assert late.look(lambda app: app.fleet.workers[worker].feed.num_snapshots) == 1
+        assert row_of(late, worker)["num_snapshots"] == 1
 
 
-def test_openai_and_anthropic_clients_do_not_notice_the_router(router: RouterThread):
+def test_openai_and_anthropic_clients_do_not_notice_the_router(router: Served):
     """Chats, streams, stored responses that are continued, and messages."""
     line = [{"role": "user", "content": "Wilt thou come with me to Verona?"}]
     with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as client:

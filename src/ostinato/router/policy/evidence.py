@@ -12,6 +12,7 @@ A check without hits says nothing of the first kind, and is not counted.
 from collections import deque
 from dataclasses import dataclass, field
 
+from ostinato.router.policy.decision import Decision
 from ostinato.router.policy.load import Assigned
 from ostinato.router.policy.prefix_tree import Node
 
@@ -29,45 +30,6 @@ NUM_AGREEMENTS = 4
 
 MAX_SILENCES = 3
 """Requests in a row without an event before the worker counts as one that sends none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hits:
-    """Hits of one request.
-
-    Attributes:
-        num_tokens: Tokens of the prompt.
-        cached_tokens: Hits by the worker's events.
-        expected_tokens: Hits more that were sent there, without an event so far.
-        reported_tokens: Hits that the worker reports.
-    """
-
-    num_tokens: int
-    cached_tokens: int
-    expected_tokens: int
-    reported_tokens: int
-
-    def agree(self, block_size: int) -> bool | None:
-        """Whether they agree within the tolerance.
-
-        None if there are too few to say, or if they were only expected: events said nothing.
-        """
-        num_likely = self.cached_tokens + self.expected_tokens
-        tolerance = max(TOLERANCE_BLOCKS * block_size, TOLERANCE_SHARE * self.num_tokens)
-        if max(num_likely, self.reported_tokens) <= tolerance:
-            return None
-        if not self.cached_tokens - tolerance <= self.reported_tokens <= num_likely + tolerance:
-            return False
-        return True if self.reported_tokens <= self.cached_tokens + tolerance else None
-
-    def __str__(self) -> str:
-        """Return what disagrees."""
-        num_likely = self.cached_tokens + self.expected_tokens
-        return (
-            f"{num_likely:,} of {self.num_tokens:,} prompt tokens were expected to be cached, and "
-            f"{self.reported_tokens:,} were: is --tokenizer the workers', and are the events its "
-            "own?"
-        )
 
 
 _NEVER_TOLD = (
@@ -112,10 +74,23 @@ class Evidence:
         self._prompts.clear()
         self.num_silences = 0
 
-    def compare(self, hits: Hits, block_size: int) -> str:
-        """Check reported hits; returns why events are no longer to be used, or nothing."""
-        agrees = hits.agree(block_size)
-        return "" if agrees is None else self._note(agrees, str(hits))
+    def compare(self, decision: Decision, reported_tokens: int, block_size: int) -> str:
+        """Check the hits of a request; returns why events are no longer to be used, or nothing.
+
+        Too few hits say nothing, and neither do those that were only expected, without an event.
+        """
+        cached, likely = decision.candidates[0].cached_tokens, decision.expected_cached_tokens
+        tolerance = max(TOLERANCE_BLOCKS * block_size, TOLERANCE_SHARE * decision.num_tokens)
+        agrees = cached - tolerance <= reported_tokens <= likely + tolerance
+        if max(likely, reported_tokens) <= tolerance or (
+            agrees and reported_tokens > cached + tolerance
+        ):
+            return ""
+        return self._note(
+            agrees,
+            f"{likely:,} of {decision.num_tokens:,} prompt tokens were expected to be cached, and "
+            f"{reported_tokens:,} were: is --tokenizer the workers', and are the events its own?",
+        )
 
     def await_event(self, work: Assigned, now: float, num_live: int) -> None:
         """Expect an event of a request's prompt, which was computed."""

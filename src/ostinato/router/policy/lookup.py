@@ -64,13 +64,7 @@ def look_up(
         names = yield from _names(request, size)
         path = yield from _walk(tree, tree.find_root(_namespace(request, size)), names)
         bits = [bit for bit, its in workers if its == size]
-        coverage = yield from _cover(path, bits, size, now)
-        num_live = _num_live(path)
-        for bit in bits:
-            counts = coverage.counts(bit, num_live, size)
-            lookups[bit] = WorkerPrefix(
-                size, names, path[:num_live], *counts, coverage.sent_by.get(bit)
-            )
+        lookups |= yield from _cover(names, path, bits, size, now)
     return [lookups[bit] for bit, _ in workers]
 
 
@@ -95,38 +89,17 @@ def _num_live(path: Sequence[Node]) -> int:
     return next((depth for depth, node in enumerate(path) if not node.is_live), len(path))
 
 
-@dataclass(slots=True)
-class _Coverage:
-    """How far along a path each worker has, or was sent, all blocks.
-
-    Attributes:
-        end: Number of blocks that it has or was sent.
-        first_sent: The first of them that was only sent.
-        sent_by: Decision that sent the deepest of those.
-        loading: Cost of loading from slower tiers, as tokens to compute.
-    """
-
-    end: dict[int, int]
-    first_sent: dict[int, int]
-    sent_by: dict[int, int]
-    loading: dict[int, float]
-
-    def counts(self, bit: int, num_live: int, size: int) -> tuple[int, int, int]:
-        """Return cached, expected and load tokens, of the nodes that still exist."""
-        end = min(self.end[bit], num_live)
-        cached = min(self.first_sent.get(bit, end), end)
-        return cached * size, (end - cached) * size, round(self.loading[bit])
-
-
-def _cover(path: Sequence[Node], bits: Sequence[int], size: int, now: float) -> Steps[_Coverage]:
+def _cover(
+    names: Sequence[bytes], path: Sequence[Node], bits: Sequence[int], size: int, now: float
+) -> Steps[dict[int, WorkerPrefix]]:
     """Follow a prompt's blocks as far as each worker has, or was sent, all of them.
 
     Cost: one step per block, and one more for each worker without it on its device.
     """
-    end = dict.fromkeys(bits, len(path))
-    first_sent: dict[int, int] = {}
-    sent_by: dict[int, int] = {}
-    loading = dict.fromkeys(bits, 0.0)
+    end = dict.fromkeys(bits, len(path))  # number of blocks that a worker has or was sent
+    first_sent: dict[int, int] = {}  # of those, the first that was only sent
+    sent_by: dict[int, int] = {}  # decision that sent the deepest of those
+    loading = dict.fromkeys(bits, 0.0)  # from slower tiers, as tokens to compute
     following = sum(1 << bit for bit in bits)
     nowhere = (now, 0)
     for start in range(0, len(path), SLICE_BLOCKS):
@@ -150,8 +123,18 @@ def _cover(path: Sequence[Node], bits: Sequence[int], size: int, now: float) -> 
                     end[bit] = depth
                     following ^= 1 << bit
             if not following:
-                return _Coverage(end, first_sent, sent_by, loading)
-    return _Coverage(end, first_sent, sent_by, loading)
+                break
+        if not following:
+            break
+    num_live, prefixes = _num_live(path), dict[int, WorkerPrefix]()
+    for bit in bits:
+        reached = min(end[bit], num_live)
+        cached = min(first_sent.get(bit, reached), reached)
+        prefixes[bit] = WorkerPrefix(
+            size, names, path[:num_live], cached * size, (reached - cached) * size,
+            round(loading[bit]), sent_by.get(bit),
+        )  # fmt: skip
+    return prefixes
 
 
 def expect(

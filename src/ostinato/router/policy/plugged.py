@@ -40,24 +40,6 @@ class WorkerView:
     recent: float
 
 
-@dataclass(slots=True)
-class RoutedTokens:
-    """Sums over all choices: what was expected to hit.
-
-    Attributes:
-        num_requests: Choices so far.
-        prompt: All prompt tokens.
-        own: Those that were expected to hit where the policy sent them.
-        built_in: Those that were expected to hit where the default would have sent them, with the
-            workers as they were at that moment.
-    """
-
-    num_requests: int = 0
-    prompt: int = 0
-    own: int = 0
-    built_in: int = 0
-
-
 class PluggedPolicy:
     """Asks a class of one's own, and the default beside it."""
 
@@ -72,18 +54,32 @@ class PluggedPolicy:
         self._chooser = cls()
         self._reason: Any = getattr(sys.modules.get(cls.__module__), "reason", None)
         self._default = CacheState()
-        self.faults, self.tokens = Faults(value), RoutedTokens()
+        self.faults = Faults(value)
+        self._num_requests = self._num_tokens = self._num_hits = self._num_built_in_hits = 0
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
         """Return the worker that the class chooses."""
         place = self._place(request, fleet)
         beside = self._default.choose(request, fleet).place
-        sums, candidates = self.tokens, fleet.candidates
-        sums.num_requests += 1
-        sums.prompt += len(request.tokens)
-        sums.own += _hit(candidates[place])
-        sums.built_in += _hit(candidates[beside])
+        self._num_requests += 1
+        self._num_tokens += len(request.tokens)
+        self._num_hits += _hit(fleet.candidates[place])
+        self._num_built_in_hits += _hit(fleet.candidates[beside])
         return Choice(place, self._why(request, fleet, place))
+
+    def beside_built_in(self) -> dict[str, Any]:
+        """Return the expected hits of all choices beside the default's, as JSON.
+
+        Those of the default are with the workers as they were at each moment.
+        """
+        total = max(1, self._num_tokens)
+        return {
+            "names": [self.name],
+            "requests": self._num_requests,
+            "own_ratio": self._num_hits / total,
+            "built_in_ratio": self._num_built_in_hits / total,
+            "faults": self.faults.num_faults,
+        }
 
     def _why(self, request: RouteRequest, fleet: Fleet, place: int) -> str:
         """Return what the file's function ``reason`` says, if it has one."""
@@ -178,16 +174,3 @@ def _shown(views: Sequence[WorkerView]) -> str:
     return "; ".join(
         f"{view.cached} cached, {view.expected} expected, {view.queued} queued" for view in views
     )
-
-
-def beside_built_in(value: PluggedPolicy) -> dict[str, Any]:
-    """Return the hits of a plugged policy beside the default's, as JSON."""
-    sums = value.tokens
-    total = max(1, sums.prompt)
-    return {
-        "names": [value.name],
-        "requests": sums.num_requests,
-        "own_ratio": sums.own / total,
-        "built_in_ratio": sums.built_in / total,
-        "faults": value.faults.num_faults,
-    }

@@ -24,7 +24,6 @@ from ostinato.router.policy.decision import (
 )
 from ostinato.router.policy.event_feed import EventFeed
 from ostinato.router.policy.events import EventBatch
-from ostinato.router.policy.evidence import Hits
 from ostinato.router.policy.load import Assigned, Prices, ReturnTimes
 from ostinato.router.policy.lookup import Steps, WorkerPrefix, exhaust, expect, look_up
 from ostinato.router.policy.plugged import make_policy
@@ -234,7 +233,7 @@ class Router:
         worker = self._by_bit[work.worker]
         worker.computed_tokens += work.assigned_tokens
         worker.hit_tokens += decision.expected_cached_tokens
-        worker.check(work, _hits(decision, cached_tokens), now)
+        worker.check(work, decision, cached_tokens, now)
         if work.nodes and worker.feed.sends_events and worker.events_due_since is None:
             worker.events_due_since = now
         if cached_tokens is not None and cached_tokens < decision.expected_cached_tokens:
@@ -381,12 +380,3 @@ class Router:
         for bit, worker in self._by_bit.items():
             if workers >> bit & 1:
                 worker.feed.evicted()
-
-
-def _hits(decision: Decision, reported_tokens: int | None) -> Hits | None:
-    """Return what was expected and reported; None if nothing was reported."""
-    if reported_tokens is None:
-        return None
-    chosen = decision.candidates[0]
-    counts = chosen.cached_tokens, chosen.expected_tokens
-    return Hits(decision.num_tokens, *counts, reported_tokens)

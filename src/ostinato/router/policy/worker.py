@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from ostinato.router.policy.decision import (
     CHARACTERS_PER_TOKEN,
     Candidate,
+    Decision,
     Resync,
     RouteRequest,
     WorkerState,
     WorkerStatus,
 )
 from ostinato.router.policy.event_feed import EventFeed
-from ostinato.router.policy.evidence import Evidence, Hits
+from ostinato.router.policy.evidence import Evidence
 from ostinato.router.policy.load import Assigned, Load, Prices
 from ostinato.router.policy.lookup import WorkerPrefix
 
@@ -109,13 +110,16 @@ class Worker:
             queued,
         )
 
-    def check(self, work: Assigned, hits: Hits | None, now: float) -> None:
+    def check(
+        self, work: Assigned, decision: Decision, reported_tokens: int | None, now: float
+    ) -> None:
         """Check its events by a finished request, if they were complete all the time."""
         feed = self.feed
         if work.num_removals is None or feed.state is not WorkerState.EXACT:
             return
-        if hits is not None and work.num_removals == feed.num_removals:
-            self._conclude(self.evidence.compare(hits, self.block_size), now)
+        if reported_tokens is not None and work.num_removals == feed.num_removals:
+            reason = self.evidence.compare(decision, reported_tokens, self.block_size)
+            self._conclude(reason, now)
         self.evidence.await_event(work, now, feed.num_live)
 
     def overdue(self, now: float, silent_s: float) -> Resync | None:

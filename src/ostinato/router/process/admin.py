@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from ostinato.core.errors import ConfigError
-from ostinato.router.policy.plugged import PluggedPolicy, beside_built_in
+from ostinato.router.policy.plugged import PluggedPolicy
 from ostinato.router.process.admission import Admission
 from ostinato.router.process.config import WorkerSpec
 from ostinato.router.process.decisions import MAX_RECORDS, DecisionLog, DecisionRecord
@@ -41,7 +42,7 @@ class FleetAdmin:
         self._decisions = decisions
         self._leaving: set[asyncio.Task[None]] = set()
 
-    def check(self, request: web.Request) -> Caller:
+    def _caller(self, request: web.Request) -> Caller:
         """Return the caller, if it is an administrator.
 
         Raises:
@@ -49,14 +50,21 @@ class FleetAdmin:
         """
         return require_administrator(self._admission.identify(request))
 
+    def guarded(self, handler: Handler) -> Handler:
+        """Return a handler that refuses all callers but administrators."""
+
+        async def check_and_handle(request: web.Request) -> web.StreamResponse:
+            self._caller(request)
+            return await handler(request)
+
+        return check_and_handle
+
     async def list_workers(self, request: web.Request) -> web.Response:
         """Return workers, and what is known about them."""
-        self.check(request)
         return web.json_response(self._workers())
 
     async def join(self, request: web.Request) -> web.Response:
         """Add a worker: ``{"url": ..., "name": ..., "events": ..., "replay": ...}``."""
-        self.check(request)
         try:
             spec = msgspec.json.decode(await self._small_body(request), type=WorkerSpec)
             worker = self._fleet.join(spec)
@@ -66,7 +74,6 @@ class FleetAdmin:
 
     async def leave(self, request: web.Request) -> web.Response:
         """Drain a worker: no new requests, and removal after the last one."""
-        self.check(request)
         name = request.match_info["name"]
         worker = self._fleet.workers.get(name)
         if worker is None:
@@ -82,7 +89,7 @@ class FleetAdmin:
         The body is that of the request. With ``?dry_run=1`` nothing is counted as assigned; else
         ``DELETE /route/NUMBER`` reports the end of the request.
         """
-        caller = self.check(request)
+        caller = self._caller(request)
         path = request.query.get("path", "")
         prompt, route_request = await self._proxy.read(
             path, await request.read(), caller, request.headers
@@ -103,7 +110,7 @@ class FleetAdmin:
 
         The body is that of a completion or a chat; each generates one token.
         """
-        caller = self.check(request)
+        caller = self._caller(request)
         body = await request.read()
         try:
             fields = msgspec.json.decode(body, type=dict[str, Any])
@@ -125,25 +132,21 @@ class FleetAdmin:
 
     async def publish(self, request: web.Request) -> web.Response:
         """Publish a prefix at ``?copies=`` workers, by default at all."""
-        self.check(request)
         copies = copies_of(request, len(self._fleet.workers))
         name, body = request.match_info["name"], await request.read()
         return web.json_response({"workers": await self._prefixes.publish(name, body, copies)})
 
     async def unpublish(self, request: web.Request) -> web.Response:
         """Unpublish a prefix at all workers."""
-        self.check(request)
         name, body = request.match_info["name"], await request.read()
         return web.json_response({"workers": await self._prefixes.unpublish(name, body)})
 
     async def explain(self, request: web.Request) -> web.Response:
         """Explain a decision by its number."""
-        self.check(request)
         return web.json_response(self._explained(self._find(request)))
 
     async def end(self, request: web.Request) -> web.Response:
         """Report that a request which was only routed has finished."""
-        self.check(request)
         record = self._find(request)
         if record.status != "running":
             raise ApiError(409, f"decision {record.decision.number} is {record.status} already")
@@ -152,13 +155,11 @@ class FleetAdmin:
 
     async def decisions(self, request: web.Request) -> web.Response:
         """Return the newest decisions."""
-        self.check(request)
         rows = [record.row() for record in self._decisions.newest(_MAX_LISTED)]
         return web.json_response({"decisions": rows})
 
     async def state(self, request: web.Request) -> web.Response:
         """Return what the page shows."""
-        self.check(request)
         decisions = [record.row() for record in self._decisions.newest(20)]
         return web.json_response({**self._workers(), "decisions": decisions})
 
@@ -168,7 +169,7 @@ class FleetAdmin:
         return {
             "policy": self._fleet.config.policy,
             "workers": self.rows(),
-            "plugged": beside_built_in(policy) if isinstance(policy, PluggedPolicy) else None,
+            "plugged": policy.beside_built_in() if isinstance(policy, PluggedPolicy) else None,
         }
 
     def rows(self) -> list[dict[str, Any]]:

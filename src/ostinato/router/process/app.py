@@ -4,13 +4,14 @@ An aiohttp application, whose parser and client forward a request in a fraction 
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import cache
 from importlib.resources import files
 
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ostinato.core.errors import OstinatoError
@@ -33,8 +34,6 @@ from ostinato.server.page.page import HEADERS as PAGE_HEADERS
 from ostinato.server.page.page import TYPES
 
 logger = logging.getLogger("ostinato")
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _KEY_FORM_HERE = "<!-- the server's form for a key -->"
 
@@ -111,20 +110,24 @@ class FleetApp:
         for path in ("/health", "/ping"):
             add("GET", path, self._health)
         add("GET", "/ready", self._ready)
-        add("GET", "/metrics", self._metrics_page)
-        add("POST", "/route", self._admin.route)
-        add("GET", "/route", self._admin.decisions)
-        add("GET", "/route/{decision}", self._admin.explain)
-        add("DELETE", "/route/{decision}", self._admin.end)
-        add("GET", "/admin/workers", self._admin.list_workers)
-        add("POST", "/admin/workers", self._admin.join)
-        add("DELETE", "/admin/workers/{name}", self._admin.leave)
-        add("POST", "/admin/prewarm", self._admin.prewarm)
-        add("PUT", "/admin/public/{name}", self._admin.publish)
-        add("POST", "/admin/public/{name}/unpublish", self._admin.unpublish)
-        add("POST", "/admin/keys/reload", self._reload_keys)
+        admin = self._admin
+        for method, path, handler in (
+            ("GET", "/metrics", self._metrics_page),
+            ("POST", "/route", admin.route),
+            ("GET", "/route", admin.decisions),
+            ("GET", "/route/{decision}", admin.explain),
+            ("DELETE", "/route/{decision}", admin.end),
+            ("GET", "/admin/workers", admin.list_workers),
+            ("POST", "/admin/workers", admin.join),
+            ("DELETE", "/admin/workers/{name}", admin.leave),
+            ("POST", "/admin/prewarm", admin.prewarm),
+            ("PUT", "/admin/public/{name}", admin.publish),
+            ("POST", "/admin/public/{name}/unpublish", admin.unpublish),
+            ("POST", "/admin/keys/reload", self._reload_keys),
+            ("GET", "/ui/state", admin.state),
+        ):
+            add(method, path, admin.guarded(handler))
         add("GET", "/", _page)
-        add("GET", "/ui/state", self._admin.state)
         add("GET", "/ui/{file}", _page)
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -144,13 +147,11 @@ class FleetApp:
         models = [{"id": n, "object": "model", "created": 0, "owned_by": "fleet"} for n in names]
         return web.json_response({"object": "list", "data": models})
 
-    async def _metrics_page(self, request: web.Request) -> web.Response:
-        self._admin.check(request)
+    async def _metrics_page(self, _: web.Request) -> web.Response:
         headers = {"Content-Type": CONTENT_TYPE_LATEST}
         return web.Response(body=self._metrics.page(), headers=headers)
 
-    async def _reload_keys(self, request: web.Request) -> web.Response:
-        self._admin.check(request)
+    async def _reload_keys(self, _: web.Request) -> web.Response:
         if not isinstance(self._callers, KeyedCallers):
             raise ApiError(409, "this router has no keys file to reload")
         self._callers.reload()

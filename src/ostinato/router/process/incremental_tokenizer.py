@@ -1,12 +1,15 @@
-"""``IncrementalTokenizer``: of a long text that extends a known one, only the end is tokenized.
+"""``IncrementalTokenizer``: of a text that begins as a known one, only the rest is tokenized.
 
-Texts are found by the digests of their beginnings, a chunk longer each time::
+Texts are found by the digests of their beginnings, a chunk longer each time. Each beginning has the
+tokens of its last chunk, except those of a window at its end, which depend on what follows::
 
-    known   |---- chunk ----|---- chunk ----|-- ... its tokens, and where each begins
+    known   |---- chunk ----|---- chunk ----|-- something
+                          └ window ┘      └ window ┘
     new     |---- chunk ----|---- chunk ----|-- something else
-                               └ window ┘ is tokenized again, with all that follows
+                                      └ is tokenized again from the window before the first
+                                        unknown token, with all that follows
 
-A token depends on the text around it, not on all of it: if a few tokens of the window match the
+A token depends on the text around it, not on all of it: if a few tokens of that window match the
 known ones, those before are assumed to match, too. Otherwise the whole text is tokenized.
 """
 
@@ -16,13 +19,14 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tokenizers import Tokenizer
 
-CHUNK = 1024
+CHUNK = 512
 """Characters; shorter texts are tokenized as a whole."""
 
-_WINDOW = 256
+_WINDOW = 192
 _AGREEING = 8
 """Consecutive tokens that must match."""
 
@@ -30,11 +34,17 @@ _MAX_TOKENS = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """A text's tokens, and the position of each token's first character."""
+class _Tokens:
+    """Consecutive tokens, and the position of each one's first character in the whole text."""
 
     ids: "array[int]"
     starts: "array[int]"
+
+    def __add__(self, other: "_Tokens") -> "_Tokens":
+        return _Tokens(self.ids + other.ids, self.starts + other.starts)
+
+    def __getitem__(self, part: slice) -> "_Tokens":
+        return _Tokens(self.ids[part], self.starts[part])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +55,18 @@ class Beginning:
         text: The whole text.
         add_special: Whether the tokenizer adds its special tokens.
         digests: Of all beginnings of whole chunks.
-        num_known: Known ones among them.
+        known: Tokens of the known ones among them.
     """
 
     text: str
     add_special: bool
     digests: list[bytes]
-    num_known: int
+    known: list[_Tokens]
 
     @property
     def num_left(self) -> int:
         """Characters that are not known."""
-        return len(self.text) - self.num_known * CHUNK
+        return len(self.text) - len(self.known) * CHUNK
 
 
 class IncrementalTokenizer:
@@ -69,59 +79,62 @@ class IncrementalTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.num_characters = 0
         self._tokenizer = tokenizer
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()  # by the digest of a beginning
+        self._known: OrderedDict[bytes, _Tokens] = OrderedDict()  # by the digest of a beginning
         self._num_tokens = 0
         self._guard = threading.Lock()
 
     def begin(self, text: str, add_special: bool) -> Beginning:
         """Look up how much of a text is known."""
-        digests = _digests(text, add_special)
-        known = (at for at in range(len(digests), 0, -1) if digests[at - 1] in self._known)
-        return Beginning(text, add_special, digests, next(known, 0))
+        digests, known = _digests(text, add_special), list[_Tokens]()
+        with self._guard:
+            for digest in digests:
+                if (tokens := self._known.get(digest)) is None:
+                    break
+                self._known.move_to_end(digest)
+                known.append(tokens)
+        return Beginning(text, add_special, digests, known)
 
     def finish(self, beginning: Beginning) -> "array[int]":
         """Return the tokens of the whole text."""
-        text, digests = beginning.text, beginning.digests
-        for number in range(beginning.num_known, 0, -1):
-            known = self._known.get(digests[number - 1])
-            tokens = None if known is None else self._continue(known, text, number * CHUNK)
-            if tokens is not None:
-                break
-        else:
-            tokens = self._tokenize(text, 0, beginning.add_special)
+        tokens = self._continue(beginning) if beginning.known else None
+        num_known = len(beginning.known)
+        if tokens is None:
+            tokens, num_known = self._tokenize(beginning.text, 0, beginning.add_special), 0
+        ends = range(num_known * CHUNK, (len(beginning.digests) + 1) * CHUNK, CHUNK)
+        places = [bisect_left(tokens.starts, end - _WINDOW) for end in ends]
         with self._guard:
-            self._remember(digests, tokens)
+            parts = (tokens[start:end] for start, end in pairwise(places))
+            for digest, part in zip(beginning.digests[num_known:], parts, strict=True):
+                self._remember(digest, part)
         return tokens.ids
 
-    def _tokenize(self, text: str, start: int, add_special: bool) -> _Known:
+    def _tokenize(self, text: str, start: int, add_special: bool) -> _Tokens:
         self.num_characters += len(text) - start
         encoding = self._tokenizer.encode(text[start:], add_special_tokens=add_special)
         starts = array("I", [start + at for at, _ in encoding.offsets])
-        return _Known(array("I", encoding.ids), starts)
+        return _Tokens(array("I", encoding.ids), starts)
 
-    def _continue(self, known: _Known, text: str, common: int) -> _Known | None:
-        """Tokenize from a window before the end of the common text; None without a match."""
-        end = bisect_left(known.starts, common)
-        first = bisect_left(known.starts, common - _WINDOW)
+    def _continue(self, beginning: Beginning) -> _Tokens | None:
+        """Tokenize from a window before the first unknown token; None without a match."""
+        known = _Tokens(array("I"), array("I"))
+        for part in beginning.known:
+            known.ids.extend(part.ids)
+            known.starts.extend(part.starts)
+        end = len(known.ids)
+        first = bisect_left(known.starts, len(beginning.known) * CHUNK - 2 * _WINDOW)
         if end - first < 2 * _AGREEING:
             return None
-        new = self._tokenize(text, known.starts[first], False)
+        new = self._tokenize(beginning.text, known.starts[first], False)
         for at in range(first, end - _AGREEING):
             place = bisect_left(new.starts, known.starts[at])
-            stop, new_stop = at + _AGREEING, place + _AGREEING
-            same_ids = known.ids[at:stop] == new.ids[place:new_stop]
-            if same_ids and known.starts[at:stop] == new.starts[place:new_stop]:
-                return _Known(
-                    known.ids[:at] + new.ids[place:], known.starts[:at] + new.starts[place:]
-                )
+            if known[at : at + _AGREEING] == new[place : place + _AGREEING]:
+                return known[:at] + new[place:]
         return None
 
-    def _remember(self, digests: list[bytes], tokens: _Known) -> None:
-        for digest in digests:
-            before = self._known.pop(digest, None)
-            self._num_tokens -= 0 if before is None else len(before.ids)
-            self._known[digest] = tokens
-            self._num_tokens += len(tokens.ids)
+    def _remember(self, digest: bytes, tokens: _Tokens) -> None:
+        before = self._known.pop(digest, None)
+        self._num_tokens += len(tokens.ids) - (0 if before is None else len(before.ids))
+        self._known[digest] = tokens
         while self._num_tokens > _MAX_TOKENS:
             _, oldest = self._known.popitem(last=False)
             self._num_tokens -= len(oldest.ids)

@@ -15,12 +15,13 @@ import aiohttp
 from ostinato.core.errors import PromptTooLong
 from ostinato.engine.requests.tenant_queue import TenantQueue
 from ostinato.router.policy import RouteRequest
+from ostinato.router.process.incremental_tokenizer import Beginning
 from ostinato.router.process.routing_fields import (
     MAX_PROMPT_CHARACTERS,
     RoutingFields,
     check_length,
 )
-from ostinato.router.process.tokenizer import LocalTokenizer, PartlyTokenized
+from ostinato.router.process.tokenizer import LocalTokenizer
 from ostinato.router.process.worker import Worker
 
 logger = logging.getLogger("ostinato")
@@ -115,15 +116,15 @@ class PromptTokens:
     ) -> "array[int]":
         """Tokenize the unknown part of a prompt; in the thread of long ones if that is long."""
 
-        def begin() -> "tuple[PartlyTokenized, array[int] | None]":
-            partly = tokenizer.begin(prompt)
-            is_long = partly.num_left >= _LONG_CHARACTERS
-            return partly, None if is_long else tokenizer.finish(partly)
+        def begin() -> "tuple[Beginning, array[int] | None]":
+            beginning = tokenizer.begin(prompt)
+            is_long = beginning.num_left >= _LONG_CHARACTERS
+            return beginning, None if is_long else tokenizer.finish(beginning)
 
-        partly, tokens = await self._queue(prompt.num_characters).run(tenant, begin)
+        beginning, tokens = await self._queue(prompt.num_characters).run(tenant, begin)
         if tokens is not None:
             return tokens
-        return await self._long.run(tenant, partial(tokenizer.finish, partly))
+        return await self._long.run(tenant, partial(tokenizer.finish, beginning))
 
     async def _ask_worker(
         self, prompt: RoutingFields, headers: dict[str, str]

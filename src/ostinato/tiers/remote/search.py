@@ -42,12 +42,18 @@ class RemoteExtent:
 
 
 class PrefixSearch:
-    """Finds the extents of one prefix, window by window."""
+    """Finds the extents of one prefix, window by window.
+
+    Attributes:
+        key: The tenant's key; None in the clear.
+        place: Returns the key on the server of an extent that begins with a block.
+    """
 
     def __init__(
         self, store: ByteStore, prefix: Prefix, key: bytes | None, place: Callable[[int], str]
     ) -> None:
-        self._store, self._prefix, self._key, self._place = store, prefix, key, place
+        self.key, self.place = key, place
+        self._store, self._prefix = store, prefix
         self._extents = dict[int, tuple[str, Header, bytes]]()
 
     def run(self, block: int) -> list[tuple[RemoteExtent, int]]:
@@ -69,7 +75,7 @@ class PrefixSearch:
             if not count:
                 break
             place, header, _ = self._extents[first]
-            runs.append((RemoteExtent(place, header, block - first, self._key), count))
+            runs.append((RemoteExtent(place, header, block - first, self.key), count))
             block += count
         return runs
 
@@ -89,11 +95,11 @@ class PrefixSearch:
 
     def _fetch(self, blocks: range) -> None:
         """Fetch the headers of extents that begin with one of these blocks."""
-        places = [self._place(block) for block in blocks]
+        places = [self.place(block) for block in blocks]
         starts = self._store.starts(places, _START_BYTES)
         for block, place, start in zip(blocks, places, starts, strict=True):
             header = parse(self._whole(place, start), 0) if start else None
-            opened = header.open(self._key) if header else None
+            opened = header.open(self.key) if header else None
             if header is None or opened is None or header.first_block != block:
                 continue
             is_own = header.namespace == self._prefix.namespace.digest

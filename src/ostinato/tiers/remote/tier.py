@@ -96,16 +96,15 @@ class RemoteTier:
 
     def look_up(self, prefix: port.Prefix, start: int) -> list[port.ExtentRef]:
         """Find stored blocks that continue a prefix; see ``KVTier``."""
-        block = start // prefix.namespace.block_size
-        matches = self._attempt(lambda: self._search(prefix).run(block))
-        refs = list[port.ExtentRef]()
-        for where, count in matches or ():
-            size = prefix.namespace.block_bytes
-            start = where.place_of_first * prefix.namespace.block_size
-            refs.append(
-                port.ExtentRef(self.name, start, count, size, where, *where.header.lease[1:])
+        size, num_bytes = prefix.namespace.block_size, prefix.namespace.block_bytes
+        runs = self._attempt(lambda: self._search(prefix).run(start // size))
+        return [
+            port.ExtentRef(
+                self.name, where.place_of_first * size, count, num_bytes, where,
+                *where.header.lease[1:],
             )
-        return refs
+            for where, count in runs or ()
+        ]  # fmt: skip
 
     def load(
         self, ref: port.ExtentRef, into: memoryview, num_blocks: int, deadline: float
@@ -205,8 +204,8 @@ class RemoteTier:
         tenant, namespace = self._sealing.name(prefix.tenant).hex(), prefix.namespace.digest.hex()
         return f"{RECORDS}{tenant}/{namespace[:16]}/{digest.hex()}"
 
-    def _search(self, prefix: port.Prefix) -> PrefixSearch:
-        key = self._sealing.key(prefix, create=False)
+    def _search(self, prefix: port.Prefix, create: bool = False) -> PrefixSearch:
+        key = self._sealing.key(prefix, create)
         return PrefixSearch(self._store, prefix, key, lambda i: self._place(prefix, i, key))
 
     def _call(self, what: Callable[[], T], timeout_s: float) -> T:
@@ -302,15 +301,12 @@ class RemoteTier:
             return port.StoreResult.READ_ONLY
 
     def _put(self, extent: port.Extent, payload: port.Buffer) -> port.StoreResult:
-        prefix = extent.prefix
-        key = self._sealing.key(prefix, create=True)
-        if self._sealing.on and key is None:
+        prefix, names = extent.prefix, self._sealing.names(extent.prefix)
+        search = self._search(prefix, create=True)
+        if self._sealing.on and search.key is None:
             raise StoreError("the tenant's key was not made with this secret")
-        place, *marks = with_marks(
-            self._place(prefix, extent.first_block, key), self._sealing.names(prefix)
-        )
+        place, *marks = with_marks(search.place(extent.first_block), names)
         ttl = max(self._options.ttl_s, extent.keep_until - time.time())
-        search = PrefixSearch(self._store, prefix, key, lambda i: self._place(prefix, i, key))
         if shared := min(extent.num_blocks, search.num_from(extent.first_block)):
             self._store.expire([place, *marks], ttl)
             if shared == extent.num_blocks:
@@ -318,7 +314,7 @@ class RemoteTier:
             size, first = prefix.namespace.block_bytes, extent.first_block + shared
             rest = replace(extent, first_block=first, num_blocks=extent.end_block - first)
             return self._put(rest, memoryview(payload)[shared * size :])
-        value = b"".join(encode(extent, payload, self._sealing.names(prefix), key, 0))
+        value = b"".join(encode(extent, payload, names, search.key, 0))
         for mark in marks:
             self._store.put(mark, b"1", ttl)
         self._store.put(place, value, ttl)

@@ -1,4 +1,4 @@
-"""Servers of object stores on this machine: S3 by ``moto``, Azure's by ``azurite``."""
+"""Servers of stores on this machine: Valkey or Redis, S3 by ``moto``, Azure's by ``azurite``."""
 
 import base64
 import hashlib
@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,19 @@ AZURITE = os.environ.get("OSTINATO_AZURITE", "azurite-blob")
 _ACCOUNT = "devstoreaccount1"
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Known to everyone who uses the emulator."""
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[str]:
+    """Run a server on a socket in a folder; yields its URL."""
+    program = shutil.which("valkey-server") or shutil.which("redis-server")
+    assert program, "there is no valkey-server or redis-server: run scripts/install-server"
+    options = ["--port", "0", "--unixsocket", f"{folder}/socket", "--dir", str(folder)]
+    options += ["--save", "", "--maxmemory-policy", "noeviction"]
+    with _process([program, *options]) as process:
+        assert process.stdout
+        next(line for line in process.stdout if "ccept connections" in line)
+        yield f"unix://{folder}/socket"
 
 
 @contextmanager
