@@ -29,6 +29,11 @@ class Mistake(Exception):
 class Story(list[str]):
     """What a check did so far, in a line each; shown if the code raises."""
 
+    def begin(self, call: str, *before: str) -> str:
+        """Forget what was done before, note a call and what is behind it, and return the call."""
+        self[:] = [*before, call]
+        return call
+
 
 CheckFunction = Callable[[ModuleType | Any, Story], None]
 
@@ -58,10 +63,10 @@ class CheckList:
         return decorate
 
 
-def expect_type(value: object, kind: type | tuple[type, ...], call: str, name: str = "") -> None:
-    """Raise a mistake unless what a call returns is of a type."""
+def expect_type(value: Any, kind: type | tuple[type, ...], call: str, name: str = "") -> Any:
+    """Return what a call returns; raise a mistake unless it is of a type."""
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return
+        return value
     kinds = kind if isinstance(kind, tuple) else (kind,)
     expected = name or " or ".join(one.__name__ for one in kinds)
     raise Mistake(
@@ -71,11 +76,11 @@ def expect_type(value: object, kind: type | tuple[type, ...], call: str, name: s
     )
 
 
-def expect_list(value: object, kind: type, call: str) -> None:
-    """Raise a mistake unless what a call returns is a list of a type."""
-    expect_type(value, list, call, f"a list of {kind.__name__}")
-    for one in value if isinstance(value, list) else ():
+def expect_list(value: Any, kind: type, call: str) -> Any:
+    """Return what a call returns; raise a mistake unless it is a list of a type."""
+    for one in expect_type(value, list, call, f"a list of {kind.__name__}"):
         expect_type(one, kind, f"an element of {call}")
+    return value
 
 
 def tokens(text: str) -> list[int]:

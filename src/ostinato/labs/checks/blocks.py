@@ -25,8 +25,7 @@ def check_usable(lab: Any, story: Story) -> None:
         for num_tokens in range(1, 10):
             call = f"usable_tokens({num_tokens}, {size})"
             story.append(call)
-            usable = lab.usable_tokens(num_tokens, size)
-            expect_type(usable, int, call)
+            usable = expect_type(lab.usable_tokens(num_tokens, size), int, call)
             right = (num_tokens - 1) // size * size
             if usable == right:
                 continue
@@ -97,8 +96,7 @@ def check_chain(lab: Any, story: Story) -> None:
     index = lab.HashIndex(BLOCK)
     for text in texts(6, shortest=0):
         story[:] = [f"HashIndex({BLOCK}).chain({spaced(text)})"]
-        chain = index.chain(tokens(text))
-        expect_list(chain, bytes, story[0])
+        chain = expect_list(index.chain(tokens(text)), bytes, story[0])
         full = len(text) // BLOCK
         picture = [f"tokens     {spaced(text)}", f"digests    {len(chain)}, not {full}"]
         if len(chain) > full:
@@ -215,15 +213,13 @@ def check_remove(lab: Any, story: Story) -> None:
 def _insert(index: Any, story: Story, text: str, blocks: list[int]) -> list[int]:
     full = text[: len(blocks) * BLOCK]
     story.append(f"insert({spaced(full)}, {blocks})")
-    held = index.insert(tokens(full), blocks[:])
-    expect_list(held, int, story[-1])
+    held = expect_list(index.insert(tokens(full), blocks[:]), int, story[-1])
     return list(held)
 
 
 def _check_match(index: Any, story: Story, cached: str, text: str) -> None:
     call = f"match({spaced(text)})"
-    match = index.match(tokens(text))
-    expect_list(match, int, call)
+    match = expect_list(index.match(tokens(text)), int, call)
     right = list(range(min(num_common(cached, text), len(cached) // BLOCK * BLOCK) // BLOCK))
     if match == right:
         return

@@ -45,8 +45,7 @@ def check_nearest(lab: Any, story: Story) -> None:
     known = {"one": "ABCX", "two": "ABCDEX", "three": "ABCDEY", "four": "ABZ"}
     earlier = [lab.Earlier(name, tokens(text), 4) for name, text in known.items()]
     for prompt, right in (("ABCDEFG", "three"), ("ABCW", "three"), ("ABZW", "four"), ("QRS", None)):
-        call = f"nearest({prompt})"
-        story[:] = [*_history(earlier), call]
+        call = story.begin(f"nearest({prompt})", *_history(earlier))
         near = lab.nearest(tokens(prompt), earlier)
         expect_type(near, (lab.Earlier, type(None)), call, "an Earlier, or None")
         name = None if near is None else near.name
@@ -74,10 +73,8 @@ def check_known(lab: Any, story: Story) -> None:
         if start > stop:
             continue
         near = lab.Earlier("one", tokens("ABCDEFGH"), kept)
-        call = f"known_spans({start}, {stop}), {kept} tokens still cached"
-        story[:] = [call]
-        spans = lab.known_spans(start, stop, near)
-        expect_list(spans, lab.Span, call)
+        call = story.begin(f"known_spans({start}, {stop}), {kept} tokens still cached")
+        spans = expect_list(lab.known_spans(start, stop, near), lab.Span, call)
         reasons = ["?"] * stop
         for span in spans:
             for at in range(max(0, span.start), min(stop, span.stop)):
@@ -107,10 +104,8 @@ def check_new(lab: Any, story: Story) -> None:
     near = lab.Earlier("one", tokens("ABCD"), 4)
     for start, which, right in ((2, near, ("differs", "one")), (4, near, ("never seen", "one")),
                                 (0, None, ("never seen", ""))):  # fmt: skip
-        call = f"new_span({start}, 6, {'one: ABCD' if which else 'None'})"
-        story[:] = [call]
-        span = lab.new_span(start, 6, which)
-        expect_type(span, lab.Span, call)
+        call = story.begin(f"new_span({start}, 6, {'one: ABCD' if which else 'None'})")
+        span = expect_type(lab.new_span(start, 6, which), lab.Span, call)
         picture = [f"{call}  ->  {span.reason} {span.other}", f"not {' '.join(right)}"]
         if (span.start, span.stop) != (start, 6):
             raise Mistake("span-too-wide", "The span is not the one that was asked for.", picture)
@@ -128,8 +123,7 @@ def check_merged(lab: Any, story: Story) -> None:
     spans = [lab.Span(0, 0, "hit"), lab.Span(0, 2, "hit"), lab.Span(2, 4, "hit"),
              lab.Span(4, 4, "evicted", "one"), lab.Span(4, 5, "evicted", "two"),
              lab.Span(5, 6, "evicted", "one")]  # fmt: skip
-    result = lab.merged(spans)
-    expect_list(result, lab.Span, "merged(spans)")
+    result = expect_list(lab.merged(spans), lab.Span, "merged(spans)")
     shown = [f"{s.start}..{s.stop} {s.reason} {s.other}" for s in result]
     picture = ["hit 0..0, 0..2, 2..4; evicted 4..4 one, 4..5 two, 5..6 one", "->", *shown]
     if any(span.start >= span.stop for span in result):
@@ -157,10 +151,8 @@ def check_explain(lab: Any, story: Story) -> None:
         longest = max([min(kept, num_common(prompt, t)) for _, t, kept, who in history if not who],
                    default=0)  # fmt: skip
         for num_hit in sorted({0, min(longest, len(prompt) - 1) // 2 * 2}):
-            call = f"explain({prompt}, {num_hit} hit)"
-            story[:] = [*_history(earlier), call]
-            spans = lab.explain(tokens(prompt), num_hit, earlier)
-            expect_list(spans, lab.Span, call)
+            call = story.begin(f"explain({prompt}, {num_hit} hit)", *_history(earlier))
+            spans = expect_list(lab.explain(tokens(prompt), num_hit, earlier), lab.Span, call)
             _check_sum(prompt, spans, story[:-1])
             _check_reasons(prompt, num_hit, history, spans, story[:-1])
 

@@ -27,10 +27,8 @@ def check_common(lab: Any, story: Story) -> None:
             continue
         node = lab.Node(None, tokens(held), range(len(held) // BLOCK))
         for text in texts(5, shortest=0):
-            call = f"common_blocks({spaced(held)}, {spaced(text)})"
-            story[:] = [call]
-            count = lab.Index(BLOCK).common_blocks(node, tokens(text))
-            expect_type(count, int, call)
+            call = story.begin(f"common_blocks({spaced(held)}, {spaced(text)})")
+            count = expect_type(lab.Index(BLOCK).common_blocks(node, tokens(text)), int, call)
             right = num_common(held, text) // BLOCK
             picture = [f"node      {spaced(held)}", f"tokens    {spaced(text)}",
                        f"->  {count}, not {right}"]  # fmt: skip
@@ -51,10 +49,8 @@ def check_match(lab: Any, story: Story) -> None:
               "ABC": [7], "XY": [], "": [], "ABCDEFGH": [7, 8, 9], "ABXYEF": [7],
               "ABEF": [7]}  # fmt: skip
     for text, right in rights.items():
-        call = f"match({spaced(text)})"
-        story[:] = [call]
-        match = index.match(tokens(text))
-        expect_list(match, int, call)
+        call = story.begin(f"match({spaced(text)})")
+        match = expect_list(index.match(tokens(text)), int, call)
         picture = [*before.splitlines(), f"{call}  ->  {match}, not {right}"]
         if index.picture() != before:
             what = "A look-up changes the tree."
@@ -134,8 +130,7 @@ def _insert(index: Any, story: Story, text: str, blocks: list[int], right: list[
     call = f"insert({spaced(text)}, {blocks})"
     story.append(call)
     known = {one: index.match(tokens(one)) for one in ("ABCDEF", "ABCDGH", "ABXY", "AXYZ")}
-    held = index.insert(tokens(text), blocks[:])
-    expect_list(held, int, call)
+    held = expect_list(index.insert(tokens(text), blocks[:]), int, call)
     picture = [*story[-6:], *index.picture().split("\n")]
     match = index.match(tokens(text))
     if match != right and match == blocks and right != blocks:

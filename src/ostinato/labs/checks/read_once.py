@@ -108,8 +108,7 @@ def check_merge(lab: Any, story: Story) -> None:
             softmax(q, k[cut:], v[cut:]),
             softmax(q, k, v),
         )
-        call = f"merge of keys 0..{cut} and {cut}..5"
-        story[:] = [call]
+        call = story.begin(f"merge of keys 0..{cut} and {cut}..5")
         with np.errstate(all="ignore"):
             out, lse = _pair(lab.merge(*one, *two), call)
         if not (_differ(out, right[0]) or _differ(lse, right[1])):
@@ -215,8 +214,7 @@ def check_attend(lab: Any, story: Story) -> None:
     cases = [([[0]], [2]), ([[0]], [1]), ([[0, 1], [0, 2]], [4, 4]), ([[0, 1], [0, 2]], [3, 4]),
              ([[0, 1, 3], [0, 1, 4], [0, 2]], [6, 5, 3]), ([[0], [0, 1]], [2, 4])]  # fmt: skip
     for tables, lengths in cases:
-        call = f"attend, tables {tables}, lengths {lengths}"
-        story[:] = [call]
+        call = story.begin(f"attend, tables {tables}, lengths {lengths}")
         q = _numbers(len(tables), 4, seed=7)
         k, v = _numbers(5, size, 4, seed=8), _numbers(5, size, 4, seed=9)
         used = {
