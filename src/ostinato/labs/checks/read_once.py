@@ -100,7 +100,8 @@ def check_merge(lab: Any, story: Story) -> None:
         if _agree(got, right):
             continue
         picture = [call, *_rows(got, right)]
-        weights = (equal, equal), np.exp((two[1], one[1])), (cut * equal, (5 - cut) * equal)
+        exchanged = np.exp(two[1]), np.exp(one[1])
+        weights = (equal, equal), exchanged, (cut * equal, (5 - cut) * equal)
         for (kind, what), (weight, other) in zip(_WRONG_WEIGHTS.items(), weights, strict=True):
             if not _differ(got[0], _mean(one[0], weight, two[0], other)):
                 raise Mistake(kind, what, picture)
