@@ -10,9 +10,9 @@ from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.labs.course import lab_of
 from ostinato.plugins import child
-from ostinato.plugins.contracts import LetterCache, check_plugin, failure_of
-from ostinato.plugins.factories import index_factory, policy_factory
+from ostinato.plugins.contracts import LetterCache, failure_of
 from ostinato.plugins.loading import load_plugin
+from ostinato.plugins.plugged import check_plugin, index_factory, policy_factory
 
 GOOD = """
 class Map:

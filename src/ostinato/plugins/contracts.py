@@ -21,9 +21,8 @@ from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResul
 from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tokens import pack_tokens
-from ostinato.plugins.child import TimeUp, pass_contract
-from ostinato.plugins.factories import index_factory, order_factory, policy_factory
-from ostinato.plugins.loading import is_plugin
+from ostinato.plugins.child import TimeUp
+from ostinato.plugins.plugged import index_factory, order_factory, policy_factory
 from ostinato.sched.scheduler import Scheduler
 
 _BLOCK = 2
@@ -31,16 +30,6 @@ _BLOCK = 2
 
 class Broken(Exception):
     """A plug-in breaks its contract; the text is the counterexample."""
-
-
-def check_plugin(setting: str, value: str) -> None:
-    """Check a plug-in in a process of its own; does nothing for a built-in name.
-
-    Raises:
-        ConfigError: It cannot be loaded or breaks its contract; the message has the counterexample.
-    """
-    if is_plugin(value):
-        pass_contract(setting, "ostinato.plugins.contracts:failure_of", [setting, value])
 
 
 def failure_of(setting: str, value: str) -> str:
