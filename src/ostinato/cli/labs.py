@@ -14,9 +14,8 @@ from ostinato.core.config import check_minimum
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.labs.course import LABS, lab_of, write_labs
-from ostinato.labs.grading import grade
+from ostinato.labs.grading import grade, verdict_text
 from ostinato.labs.real_layer import LAYER_S
-from ostinato.labs.verdicts import verdict_text
 from ostinato.plugins.child import run_limited
 
 EXIT_NOT_YET = 3

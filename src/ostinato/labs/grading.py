@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,9 @@ from ostinato.plugins.loading import import_file
 
 LIMIT_S = 10.0
 """Time limit of a check; those of the solutions take less than a second."""
+
+WIDTH, HEIGHT = 80, 24
+"""Columns and lines of a screen, which a verdict fits on."""
 
 _MAX_LINES = 8  # of a picture
 
@@ -193,3 +197,24 @@ def _line(error: BaseException, path: Path) -> tuple[str, str]:
         last = frames[-1]
         return "the check, with what your code returned", f"{last.line or ''}"
     return own[-1].name, f"line {own[-1].lineno}:  {own[-1].line}"
+
+
+def verdict_text(lab: Lab, verdict: Verdict) -> str:
+    """Return a verdict for a terminal: at most one screen."""
+    head = f"Lab {lab.number} ({lab.name})"
+    counts = f"{verdict.num_passed} of {verdict.num_checks} checks pass"
+    if verdict.passed:
+        serve = lab.serve.format(file=verdict.file)
+        lines = [f"{head}: passed, {counts}.", "Now run it for real:", "", f"    {serve}", ""]
+        if lab.traffic:
+            lines += ["and in another shell", "", f"    {lab.traffic}", ""]
+        return "\n".join([*lines, f"{lab.folder}/README.md says what to look at."])
+    lines = [f"{head}: not yet, {counts}.", ""]
+    lines += wrap(f"{verdict.kind}: {verdict.what}", WIDTH)
+    if verdict.picture:
+        lines += ["", *(f"    {line}"[: WIDTH - 1] for line in verdict.picture[:10])]
+    if verdict.why:
+        lines += ["", *wrap(verdict.why, WIDTH)]
+    if verdict.read:
+        lines += ["", f'Read "{verdict.read}" in {lab.folder}/README.md.']
+    return "\n".join(lines[:HEIGHT])
