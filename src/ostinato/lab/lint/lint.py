@@ -16,7 +16,6 @@ from typing import Any
 
 from ostinato.lab.lint.breakpoints import compare_breakpoints
 from ostinato.lab.lint.history import compare_drift
-from ostinato.lab.lint.messages import message_remedies
 from ostinato.lab.lint.remedies import remedies_for
 from ostinato.lab.lint.replay import MIN_SAVING, Comparison, Replayed, replay
 from ostinato.lab.lint.rewrites import Remedy
@@ -155,7 +154,7 @@ def _fix(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
         result = replay(requests, tokenizer, block_size, keep_seams)
         return _Trial(chosen, tuple(requests), result)
 
-    known = [*remedies_for(group), *message_remedies(group)] if len(group.requests) > 1 else []
+    known = remedies_for(group) if len(group.requests) > 1 else []
     trials = [attempt(())]
     left = _that_change(known, group.requests)
     min_saving = MIN_SAVING * trials[0].result.prompt_tokens
