@@ -120,4 +120,4 @@ HYBRID_35B_A3B = {
     "text_config": decoder("qwen3_5_moe_text", 40, 16, 2, 2048, head_dim=256)
     | {"layer_types": [*["linear_attention"] * 3, "full_attention"] * 10},
 }
-UNKNOWN = decoder("newcomer", 2, 4, 2, 64)
+UNKNOWN = decoder("newcomer", 2, 4, 2, 64, torch_dtype=None, dtype="bfloat16")

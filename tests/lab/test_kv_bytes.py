@@ -105,12 +105,6 @@ class TestKindsOfAttention:
         size = kv_bytes(known_configs.LLAMA_3_8B)
         assert (size.expanded, size.windowed) == (None, None)
 
-    def test_a_sparse_indexer_keeps_its_own_key(self):
-        """DeepSeek-V3.2 adds 128 numbers per layer to the latent."""
-        config = known_configs.DEEPSEEK_V3 | {"model_type": "deepseek_v32", "index_head_dim": 128}
-
-        assert kv_bytes(config).token_bytes == 61 * (576 + 128) * 2
-
 
 MISTRAL_WITHOUT_THE_KEY = {
     key: value for key, value in known_configs.MISTRAL_7B.items() if key != "sliding_window"
@@ -161,14 +155,6 @@ class TestWindows:
         writes ``sliding_window_pattern``. Qwen writes a window down and leaves it off. Llama 4
         attends in chunks where it has rotary positions."""
         assert kinds(kv_bytes(config)) == groups
-
-    def test_a_list_of_layer_types_counts_before_the_family_s_pattern(self):
-        types = ["sliding_attention", *["full_attention"] * 25]
-
-        assert kinds(kv_bytes(known_configs.GEMMA_2_2B | {"layer_types": types})) == [
-            (1, "grouped-query", 4096),
-            (25, "grouped-query", None),
-        ]
 
     def test_the_longest_sequence_grows_past_the_windows_on_its_full_layers_alone(self):
         """Gemma 3 4B: what 29 windows leave of 1 GiB goes to five layers, 20,480 B a token."""
@@ -223,12 +209,6 @@ class TestLayersWithoutKV:
             (1, "grouped-query", None),
         ]
 
-    def test_gemma_3n_s_last_layers_read_the_kv_of_earlier_ones(self):
-        size = kv_bytes(known_configs.GEMMA_3N_E4B)
-
-        assert size.num_layers == 35
-        assert (15, "shared KV", None) in kinds(size)
-
     def test_gemma_4_s_full_layers_have_wider_and_fewer_heads(self):
         """The form of the hub's config, and the one that ``transformers`` saves."""
         written = {
@@ -278,11 +258,6 @@ class TestDtypes:
         assert size.dtype == "float32"
         assert any("no dtype" in note for note in size.notes)
         assert kv_bytes(known_configs.GPT2, "float32").notes == ()
-
-    def test_the_newer_key_is_read_too(self):
-        config = {k: v for k, v in known_configs.LLAMA_2_7B.items() if k != "torch_dtype"}
-
-        assert kv_bytes(config | {"dtype": "bfloat16"}).dtype == "bfloat16"
 
     def test_a_quantised_kv_cache_is_read_from_the_quantisation(self):
         """As compressed-tensors and ModelOpt write it; weights in 4 bits change nothing."""

@@ -8,46 +8,24 @@ from ostinato.core.errors import ConfigError
 from ostinato.lab.simulate.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
 
 
-def test_a_thousand_calls_with_one_system_prompt_save_511_488_tokens():
-    """The article's figure: 999 x 512, as every call brings tokens of its own."""
-    workload = Workload(shared_tokens=512, suffix_tokens=16, num_requests=1000)
-
-    assert without_cache(workload).computed_tokens == 528_000
-    for reuse in (by_whole_blocks(workload), by_token(workload)):
-        assert reuse.saved_tokens == 511_488
-        assert reuse.computed_tokens == 512 + 1000 * 16
-
-
 @pytest.mark.parametrize(
-    ("suffix", "block_size", "by_block"),
+    ("workload", "by_block", "saved"),
     [
-        (1, 4, 999 * 512),
-        (1, 512, 999 * 512),
-        (1, 100, 999 * 500),
-        (1, 1024, 0),
-        (0, 16, 999 * 496),
-        (0, 512, 0),
+        (Workload(512, 16, 1000), 999 * 512, 511_488),
+        (Workload(512, 1, 1000, block_size=512), 999 * 512, 511_488),
+        (Workload(512, 1, 1000, block_size=100), 999 * 500, 511_488),
+        (Workload(512, 1, 1000, block_size=1024), 0, 511_488),
+        (Workload(512, 0, 1000), 999 * 496, 511_488 - 999),
+        (Workload(4097, 100, 2), 4096, 4097),
     ],
 )
-def test_the_figure_needs_a_token_of_ones_own_and_by_blocks_a_size_that_divides_the_prefix(
-    suffix: int, block_size: int, by_block: int
+def test_a_thousand_calls_with_one_system_prompt_save_511_488_tokens(
+    workload: Workload, by_block: int, saved: int
 ):
-    """Of 1,000 identical prompts each computes a token: a query is needed (law 4)."""
-    workload = Workload(512, suffix, 1000, block_size)
-
+    """The article's figure: 999 x 512, if every call brings a token of its own: of identical
+    prompts each computes one (law 4). By whole blocks, it needs a size that divides the prefix."""
     assert by_whole_blocks(workload).saved_tokens == by_block
-    assert by_token(workload).saved_tokens == 999 * (512 if suffix else 511)
-    assert without_cache(workload).computed_tokens == 1000 * (512 + suffix)
-
-
-def test_the_257th_block_of_4_097_shared_tokens_is_copied():
-    """By whole blocks 4,096 tokens are reused; with copy-on-write one more."""
-    workload = Workload(shared_tokens=4097, suffix_tokens=100, num_requests=2, block_size=16)
-
-    assert by_whole_blocks(workload).matched_tokens == 4096
-    assert by_whole_blocks(workload).saved_tokens == 4096
-    assert (by_token(workload).matched_tokens, by_token(workload).copied_tokens) == (4096, 1)
-    assert by_token(workload).saved_tokens == 4097
+    assert by_token(workload).saved_tokens == saved
 
 
 @pytest.mark.parametrize(("shared", "requests"), [(512, 1), (0, 9)])
