@@ -1,8 +1,8 @@
 """What a check raises: a mistake with its kind, the smallest input that shows it, and a picture."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import product, takewhile
 from types import ModuleType
 from typing import Any
 
@@ -81,6 +81,29 @@ def expect_list(value: Any, kind: type, call: str) -> Any:
     for one in expect_type(value, list, call, f"a list of {kind.__name__}"):
         expect_type(one, kind, f"an element of {call}")
     return value
+
+
+def expect_match(
+    index: Any,
+    text: str,
+    blocks: Mapping[str, int],
+    story: Sequence[str],
+    drawn: Iterable[str] = (),
+) -> None:
+    """Raise a mistake unless an index finds what a dictionary of all cached prefixes finds."""
+    ends = (text[:end] for end in range(BLOCK, len(text) + 1, BLOCK))
+    right = [blocks[end] for end in takewhile(blocks.__contains__, ends)]
+    call = f"match({spaced(text)})"
+    match = expect_list(index.match(tokens(text)), int, call)
+    if match == right:
+        return
+    picture = [*story, *drawn, f"{call}  ->  {match}, not {right}"]
+    if match == right[::-1]:
+        raise Mistake("blocks-out-of-order", "Blocks are not in the order of tokens.", picture)
+    if len(match) > len(right):
+        why = "A wrong hit gives an answer that looks right and is not (law 3)."
+        raise Mistake("finds-what-is-not-there", "match finds other tokens.", picture, why)
+    raise Mistake("misses-what-is-cached", "match misses a block that is cached.", picture)
 
 
 def tokens(text: str) -> list[int]:

@@ -9,6 +9,7 @@ from ostinato.labs.mistakes import (
     Mistake,
     Story,
     expect_list,
+    expect_match,
     expect_type,
     num_common,
     spaced,
@@ -193,28 +194,11 @@ def check_all(lab: Any, story: Story) -> None:
             ends = [text[: (at + 1) * BLOCK] for at in range(len(own))]
             right = [blocks.setdefault(end, block) for end, block in zip(ends, own, strict=True)]
             for one in prompts:
-                _compare(index, story, blocks, one)
+                expect_match(index, one, blocks, story, index.picture().split("\n"))
             if held != right:
                 what = "insert returns another block than the one that holds the content."
                 raise Mistake("insert-returns-wrong", what, [*story, f"->  {held}, not {right}"])
         _check_tree(index, story)
-
-
-def _compare(index: Any, story: Story, blocks: dict[str, int], text: str) -> None:
-    right = list[int]()
-    for end in range(BLOCK, len(text) + 1, BLOCK):
-        if text[:end] not in blocks:
-            break
-        right.append(blocks[text[:end]])
-    match = index.match(tokens(text))
-    if match != right:
-        picture = [
-            *story,
-            *index.picture().split("\n"),
-            f"match({spaced(text)})  ->  {match}, not {right}",
-        ]
-        kind = "finds-what-is-not-there" if len(match) > len(right) else "misses-what-is-cached"
-        raise Mistake(kind, "match and a dictionary of all prefixes differ.", picture)
 
 
 def _check_tree(index: Any, story: Story) -> None:

@@ -65,13 +65,7 @@ def check_share(lab: Any, story: Story) -> None:
 @CHECKS.add("One number", 1, 2, 3)
 def check_score(lab: Any, story: Story) -> None:
     """Each part raises it."""
-    base: dict[str, Any] = {
-        "name": "w1",
-        "cached": 40,
-        "expected": 0,
-        "queued": 100,
-        "recent": 50.0,
-    }
+    base = {"name": "w1", "cached": 40, "expected": 0, "queued": 100, "recent": 50.0}
     changes: dict[str, tuple[dict[str, Any], str]] = {
         "load-ignored": ({"queued": 300}, "What is queued there does not matter."),
         "hits-not-scored": ({"cached": 90}, "What is cached there does not matter."),
@@ -84,14 +78,11 @@ def check_score(lab: Any, story: Story) -> None:
         for each in scores:
             expect_type(each, (int, float), "score(100, w1, workers)", "a number")
         story[:] = _drawn([one, two])
+        picture = [f"{line}  ->  {score:g}" for line, score in zip(story, scores, strict=True)]
         if scores[0] == scores[1]:
-            lines = zip(_drawn([one, two]), scores, strict=True)
-            picture = [f"{line}  ->  {value:g}" for line, value in lines]
             raise Mistake(kind, what, picture, _WHY[kind])
         rises = kind != "hits-not-scored"
         if (scores[1] > scores[0]) != rises:
-            lines = zip(_drawn([one, two]), scores, strict=True)
-            picture = [f"{line}  ->  {value:g}" for line, value in lines]
             raise Mistake("score-falls", "More work has a lower score, or a hit a higher.", picture)
     exact = lab.score(
         100, lab.Worker("w1", 40, 10, 100, 90.0), [lab.Worker("w1", recent=90.0), other]

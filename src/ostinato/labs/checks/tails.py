@@ -186,14 +186,11 @@ def _check_alone(lab: Any) -> None:
 
 def _check_full(lab: Any) -> None:
     table, counts, free = [7], {7: 2}, list[int]()
+    refused = False
     try:
         lab.writable(table, 0, counts, free)
-    except MemoryError:
-        refused = True
-    except IndexError:
-        refused = False
-    else:
-        refused = False
+    except (MemoryError, IndexError) as error:
+        refused = isinstance(error, MemoryError)
     picture = ["table 7, two holders, nothing free", f"writable(table, 0): {table}, {counts}"]
     if (table, counts) != ([7], {7: 2}):
         what = "Without a free block something has changed all the same."
