@@ -98,7 +98,7 @@ def check(
     root = Path() if file is not None else _root(folder)
     verdicts = [grade(lab, file or root / lab.file) for lab in labs]
     if as_json:
-        print_json([verdict.as_dict() for verdict in verdicts])
+        print_json(verdicts)
     elif every:
         Console(highlight=False).print(table_of(verdicts, _VERDICTS))
     else:

@@ -8,7 +8,8 @@ import importlib
 import io
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from types import ModuleType
@@ -56,20 +57,15 @@ class Verdict:
     why: str = ""
     read: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return asdict(self)
-
 
 def grade(lab: Lab, path: Path, limit_s: float = LIMIT_S) -> Verdict:
     """Check a lab's file in a process of its own; the file never runs in this one."""
-    num_checks = len(checks_of(lab))
+    failed = partial(Verdict, lab.number, str(path), False, len(checks_of(lab)), 0)
     if not path.is_file():
-        what = f"There is no file {path}: `ostinato labs new FOLDER` writes it."
-        return Verdict(lab.number, str(path), False, num_checks, 0, "no-file", what)
+        return failed("no-file", f"There is no file {path}: `ostinato labs new FOLDER` writes it.")
     answer = run_limited("ostinato.labs.grading:grade_here", [lab.number, str(path)], limit_s)
     if answer in (OUT_OF_TIME, NO_RESULT):
-        return Verdict(lab.number, str(path), False, num_checks, 0, *_ENDINGS[answer])
+        return failed(*_ENDINGS[answer])
     return Verdict(**answer)
 
 
@@ -113,13 +109,13 @@ def grade_here(number: int, file: str) -> dict[str, Any]:
             raise _unfilled(empty[0], len(empty))
     except Mistake as error:
         mistake = error
-    if mistake is None:
-        return Verdict(number, file, True, len(checks), num_passed).as_dict()
-    picture = list(mistake.picture)
-    return Verdict(
-        number, file, False, len(checks), num_passed, mistake.kind, mistake.what, picture,
-        mistake.why, read,
-    ).as_dict()  # fmt: skip
+    verdict = Verdict(number, file, mistake is None, len(checks), num_passed)
+    if mistake is not None:
+        verdict = replace(
+            verdict, kind=mistake.kind, what=mistake.what, picture=list(mistake.picture),
+            why=mistake.why, read=read,
+        )  # fmt: skip
+    return asdict(verdict)
 
 
 def _ready(checks: list[Check], empty: list[Hole]) -> Iterator[Check]:

@@ -10,9 +10,8 @@ each on top of those before it; one that saves nothing is not reported::
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from ostinato.lab.lint.breakpoints import compare_breakpoints
 from ostinato.lab.lint.history import compare_drift
@@ -90,10 +89,6 @@ class LintReport:
     def hit_ratio(self) -> float:
         """Share of the prompt tokens that hit as sent."""
         return 1 - self.computed_tokens / max(1, self.prompt_tokens)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it in plain values, for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
