@@ -86,7 +86,7 @@ _ENDINGS = {
 def checks_of(lab: Lab) -> list[Check]:
     """Return the checks of a lab."""
     module = importlib.import_module(f"ostinato.labs.checks.{lab.name}")
-    checks: list[Check] = module.CHECKS.checks
+    checks: list[Check] = module.CHECKS
     return checks
 
 

@@ -1,7 +1,7 @@
 """What a check raises: a mistake with its kind, the smallest input that shows it, and a picture."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product, takewhile
 from types import ModuleType
 from typing import Any
@@ -47,17 +47,14 @@ class Check:
     run: CheckFunction
 
 
-@dataclass(slots=True)
-class CheckList:
+class CheckList(list[Check]):
     """The checks of a lab, in order."""
-
-    checks: list[Check] = field(default_factory=list)
 
     def add(self, title: str, *holes: int) -> Callable[[CheckFunction], CheckFunction]:
         """Add a check that needs some holes filled."""
 
         def decorate(run: CheckFunction) -> CheckFunction:
-            self.checks.append(Check(title, holes, run))
+            self.append(Check(title, holes, run))
             return run
 
         return decorate
