@@ -73,7 +73,8 @@ class LetterCache:
         match = self.manager.match(key)
         self.story.append(f"{prompt}: {match.num_tokens} tokens found")
         for place, block in enumerate(match.blocks):
-            self._expect(block, prompt[: (place + 1) * _BLOCK])
+            held, text = self.texts.get(block, "nothing"), prompt[: (place + 1) * _BLOCK]
+            self.require(held == text, f"block {block} holds {held}, and {text} was looked up")
         if match.tail is not None:
             end = match.num_tokens
             text = self.texts.get(match.tail.block, "")[:end]
@@ -84,15 +85,11 @@ class LetterCache:
             self.manager.commit()
             return None
         table = admitted[0]
-        self._publish(table, prompt)
-        return table
-
-    def _publish(self, table: BlockTable, prompt: str) -> None:
-        for place in range(len(table.blocks)):
-            if place >= table.num_shared_tokens // _BLOCK:
-                self.texts[table.blocks[place]] = prompt[: (place + 1) * _BLOCK]
+        for place in range(table.num_shared_tokens // _BLOCK, len(table.blocks)):
+            self.texts[table.blocks[place]] = prompt[: (place + 1) * _BLOCK]
         self.manager.publish(table, len(prompt))
         self.manager.commit()
+        return table
 
     def end(self, table: BlockTable, num_tokens: int) -> None:
         """End a request."""
@@ -105,10 +102,6 @@ class LetterCache:
         if table is not None:
             self.end(table, len(prompt))
         return num_hits
-
-    def _expect(self, block: int, text: str) -> None:
-        held = self.texts.get(block, "nothing")
-        self.require(held == text, f"block {block} holds {held}, and {text} was looked up")
 
     def require(self, holds: bool, why: str) -> None:
         """Raise Broken with the story so far unless something holds."""
