@@ -51,7 +51,7 @@ def check_digest_type(lab: Any, story: Story) -> None:
         raise Mistake(
             "hashes-the-container",
             "A list and a tuple of equal tokens have different names.",
-            [_digest(lab, "ROOT", [65, 66]), _digest(lab, "ROOT", (65, 66))],
+            [_digest(lab, [65, 66]), _digest(lab, (65, 66))],
             "str([1, 2]) and str((1, 2)) differ: pack the numbers, do not print them.",
         )
     if len(digest) < 16:
@@ -73,7 +73,7 @@ def check_digest_tokens(lab: Any, story: Story) -> None:
     for one, other, kind, what in pairs:
         story.append(f"block_digest(ROOT, {one}), block_digest(ROOT, {other})")
         if lab.block_digest(lab.ROOT, one) == lab.block_digest(lab.ROOT, other):
-            picture = [_digest(lab, "ROOT", one), _digest(lab, "ROOT", other)]
+            picture = [_digest(lab, one), _digest(lab, other)]
             raise Mistake(kind, what, picture, "Then one block's KV is served for another's text.")
 
 
@@ -219,6 +219,6 @@ def _insert(index: Any, story: Story, text: str, blocks: list[int]) -> list[int]
     return list(held)
 
 
-def _digest(lab: Any, parent: str, ids: Any) -> str:
+def _digest(lab: Any, ids: Any) -> str:
     digest: bytes = lab.block_digest(lab.ROOT, ids)
-    return f"block_digest({parent}, {ids})  ->  {digest.hex()[:16]}"
+    return f"block_digest(ROOT, {ids})  ->  {digest.hex()[:16]}"

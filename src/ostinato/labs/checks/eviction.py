@@ -179,4 +179,3 @@ def check_room(lab: Any, story: Story) -> None:
         raise Mistake("evicted-stays-evictable", what, picture, "It would be evicted twice.")
     if evicted != [c, b, a]:
         raise Mistake("wrong-order", "Blocks are evicted in another order.", picture)
-    del a, b
