@@ -122,9 +122,3 @@ def texts(longest: int, alphabet: str = "AB", shortest: int = 1) -> Iterator[str
     """Walk all texts over an alphabet, short ones first."""
     for length in range(shortest, longest + 1):
         yield from map("".join, product(alphabet, repeat=length))
-
-
-def num_common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Count the leading elements that two sequences share."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -21,6 +21,7 @@ from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResul
 from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tokens import pack_tokens
+from ostinato.observe.prompt_diff import num_alike
 from ostinato.plugins.child import TimeUp
 from ostinato.plugins.plugged import index_factory, order_factory, policy_factory
 from ostinato.sched.scheduler import Scheduler
@@ -115,11 +116,6 @@ def _prompts(longest: int) -> Iterator[str]:
         yield from map("".join, product("AB", repeat=length))
 
 
-def _num_common(one: str, other: str) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
 def check_index(value: str) -> None:
     """Check a prefix index: it finds all that is cached, nothing else, and forgets what it must."""
     make_index = index_factory(value)
@@ -127,7 +123,7 @@ def check_index(value: str) -> None:
         cache, served = LetterCache(24, make_index=make_index), list[str]()
         for prompt in scenario:
             num_hits = cache.serve(prompt)
-            longest = max([min(_num_common(prompt, p), len(prompt) - 1) for p in served], default=0)
+            longest = max([min(num_alike(prompt, p), len(prompt) - 1) for p in served], default=0)
             expected = longest // _BLOCK * _BLOCK
             cache.require(num_hits == expected, f"{expected} tokens in whole blocks are cached")
             served.append(prompt)

@@ -10,11 +10,11 @@ from ostinato.labs.mistakes import (
     expect_list,
     expect_match,
     expect_type,
-    num_common,
     spaced,
     texts,
     tokens,
 )
+from ostinato.observe.prompt_diff import num_alike
 
 CHECKS = CheckList()
 
@@ -114,7 +114,7 @@ def _compare_chains(
     text: str, chain: tuple[bytes, ...], other: str, others: tuple[bytes, ...]
 ) -> None:
     """Require equal digests exactly as far as two texts begin with equal blocks."""
-    common = num_common(text, other) // BLOCK
+    common = num_alike(text, other) // BLOCK
     for place in range(len(chain)):
         end = (place + 1) * BLOCK
         if place >= common and chain[place] == others[place]:

@@ -9,10 +9,11 @@ from ostinato.labs.mistakes import (
     Story,
     expect_list,
     expect_type,
-    num_common,
+    letters,
     texts,
     tokens,
 )
+from ostinato.observe.prompt_diff import num_alike
 
 CHECKS = CheckList()
 
@@ -22,7 +23,7 @@ def _history(earlier: list[Any]) -> list[str]:
         return ["no request before it"]
     return [
         f"{one.name}{f' (tenant {one.tenant})' if one.tenant else ''}: "
-        f"{''.join(map(chr, one.tokens))}, {one.num_kept} tokens still cached"
+        f"{letters(one.tokens)}, {one.num_kept} tokens still cached"
         for one in earlier
     ]
 
@@ -57,8 +58,8 @@ def check_nearest(lab: Any, story: Story) -> None:
             raise Mistake("near-without-a-token", what, picture)
         if name is None:
             raise Mistake("nearest-missed", "A request shares tokens, and none is named.", picture)
-        chosen = num_common(prompt, "".join(map(chr, near.tokens)))
-        longest = max(num_common(tokens(prompt), list(one.tokens)) for one in earlier)
+        chosen = num_alike(prompt, letters(near.tokens))
+        longest = max(num_alike(prompt, text) for text in known.values())
         if chosen == longest:
             what = "Of two that share as much, the older one is named."
             raise Mistake("oldest-of-equals", what, picture, "The newest is the likeliest.")
@@ -148,7 +149,7 @@ def check_explain(lab: Any, story: Story) -> None:
     ]  # fmt: skip
     for history, prompt in product(histories, texts(5, shortest=2)):
         earlier = [lab.Earlier(name, tokens(t), kept, who) for name, t, kept, who in history]
-        longest = max([min(kept, num_common(prompt, t)) for _, t, kept, who in history if not who],
+        longest = max([min(kept, num_alike(prompt, t)) for _, t, kept, who in history if not who],
                    default=0)  # fmt: skip
         for num_hit in sorted({0, min(longest, len(prompt) - 1) // 2 * 2}):
             call = story.begin(f"explain({prompt}, {num_hit} hit)", *_history(earlier))
@@ -177,8 +178,8 @@ def _check_reasons(
     lines: list[str],
 ) -> None:  # fmt: skip
     reasons = [span.reason for span in spans for _ in range(span.start, span.stop)]
-    own = max([num_common(prompt, t) for _, t, _, who in history if not who], default=0)
-    others = max([num_common(prompt, t) for _, t, _, who in history if who], default=0)
+    own = max([num_alike(prompt, t) for _, t, _, who in history if not who], default=0)
+    others = max([num_alike(prompt, t) for _, t, _, who in history if who], default=0)
     picture = [*lines, f"{num_hit} tokens hit", *_drawn(prompt, spans)]
     if any((reason == "hit") != (at < num_hit) for at, reason in enumerate(reasons)):
         what = f"{num_hit} tokens hit, and {reasons.count('hit')} are explained as hits."

@@ -11,11 +11,11 @@ from ostinato.labs.mistakes import (
     expect_list,
     expect_match,
     expect_type,
-    num_common,
     spaced,
     texts,
     tokens,
 )
+from ostinato.observe.prompt_diff import num_alike
 
 CHECKS = CheckList()
 
@@ -30,10 +30,10 @@ def check_common(lab: Any, story: Story) -> None:
         for text in texts(5, shortest=0):
             call = story.begin(f"common_blocks({spaced(held)}, {spaced(text)})")
             count = expect_type(lab.Index(BLOCK).common_blocks(node, tokens(text)), int, call)
-            right = num_common(held, text) // BLOCK
+            right = num_alike(held, text) // BLOCK
             picture = [f"node      {spaced(held)}", f"tokens    {spaced(text)}",
                        f"->  {count}, not {right}"]  # fmt: skip
-            if count * BLOCK > num_common(held, text):
+            if count * BLOCK > num_alike(held, text):
                 what = "A block counts as common that differs, or is not all there."
                 raise Mistake("differing-block-counts", what, picture)
             if count != right:

@@ -7,11 +7,11 @@ from ostinato.labs.mistakes import (
     Mistake,
     Story,
     expect_type,
-    num_common,
     spaced,
     texts,
     tokens,
 )
+from ostinato.observe.prompt_diff import num_alike
 
 CHECKS = CheckList()
 
@@ -25,7 +25,7 @@ def check_common(lab: Any, story: Story) -> None:
         for other in texts(3, shortest=0):
             call = story.begin(f"num_common({one or '(none)'}, {other or '(none)'})")
             count = expect_type(lab.num_common(tokens(one), tokens(other)), int, call)
-            right = num_common(one, other)
+            right = num_alike(one, other)
             if count == right:
                 continue
             picture = [f"{call}  ->  {count}, not {right}"]
