@@ -1,10 +1,12 @@
-"""Requests as clients of four APIs write them.
+"""Requests as clients of four APIs write them, and logs of them in which nothing is planted.
 
 The shapes are those of the API references of OpenAI (chat completions, completions, responses)
 and Anthropic (messages), and of the gateways that log them.
 """
 
+import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 from .planted_faults import WORDS
@@ -114,6 +116,13 @@ def tool_turns(dice: random.Random, turns: int, stamp: str = "") -> list[Body]:
     return [*messages, user([text(question(dice))])]
 
 
+def looked_up(dice: random.Random, turn: int, output: str) -> list[Body]:
+    """A call of a tool and its result, as items of the responses API."""
+    call = {"type": "function_call", "call_id": f"call_{dice.getrandbits(60):015x}"}
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": output}
+    return [call | {"name": "get_order", "arguments": json.dumps({"of": turn})}, result]
+
+
 def marked(messages: list[Body]) -> list[Body]:
     """The conversation with a breakpoint on its last block."""
     *earlier, last = messages
@@ -124,3 +133,96 @@ def marked(messages: list[Body]) -> list[Body]:
 def growing(number: int, turns: int = 6) -> tuple[random.Random, int]:
     """The dice of a conversation, and which of its turns a request is."""
     return dice_of(f"conversation {number // turns}"), number % turns + 1
+
+
+# --- logs in which nothing is planted ---
+
+
+def clean_anthropic(n: int, dice: random.Random) -> Body:
+    tools = functions()
+    tools[-1] |= EPHEMERAL
+    return anthropic(cached_system(), [user(f"{question(dice)} It is {clock(n)}.")], tools=tools)
+
+
+def clean_agent(n: int, dice: random.Random) -> Body:
+    talk, turns = growing(n, 8)
+    return anthropic(cached_system(), marked(tool_turns(talk, turns)), tools=functions())
+
+
+def clean_chat(n: int, dice: random.Random) -> Body:
+    talk, turns = growing(n)
+    history = [m for _ in range(turns - 1)
+               for m in (user(question(talk)), assistant(sentences(talk, 3)))]  # fmt: skip
+    return chat(RULES, *history, user(question(talk)), tools=chat_tools(), temperature=0.2 * turns)
+
+
+def clean_documents(n: int, dice: random.Random) -> Body:
+    """Each question has other documents: there is no order that would help."""
+    own = "\n\n".join(f"[{i + 1}] {sentences(dice, 6)}" for i in range(3))
+    return chat(RULES, user(f"{own}\n\n{question(dice)}"))
+
+
+def clean_responses(n: int, dice: random.Random) -> Body:
+    talk, turns = growing(n)
+    items: list[Body] = []
+    for turn in range(turns):
+        items.append(user([{"type": "input_text", "text": question(talk)}]))
+        items += looked_up(talk, turn, sentences(talk, 4))
+    return respond(RULES, items, tools=response_tools(), store=False, user=f"user-{n // 6}")
+
+
+def clean_completions(n: int, dice: random.Random) -> Body:
+    return {"model": "m", "prompt": f"{RULES}\nQ: {question(dice)}\nA:", "max_tokens": 20}
+
+
+def clean_gateway(n: int, dice: random.Random) -> Body:
+    """As litellm logs: tools apart from the messages, the response beside them."""
+    message = assistant(sentences(dice, 2))
+    return {
+        "id": f"chatcmpl-{n}",
+        "call_type": "acompletion",
+        "startTime": 1.74e9 + 60 * n,
+        "model": "gpt-4.1-mini",
+        "messages": chat(RULES, user(question(dice)))["messages"],
+        "model_parameters": {"tools": chat_tools(), "temperature": 0},
+        "response": {"id": f"chatcmpl-{n}", "choices": [{"index": 0, "message": message}]},
+    }
+
+
+def clean_batch(n: int, dice: random.Random) -> Body:
+    body = respond(RULES, question(dice))
+    return {"custom_id": str(n), "method": "POST", "url": "/v1/responses", "body": body}
+
+
+def clean_models_by_user(n: int, dice: random.Random) -> Body:
+    """An A/B test in which each user stays with one model."""
+    body = chat(RULES, user(question(dice)), user=f"user-{n % 6}")
+    return body | {"model": ["gpt-4.1", "gpt-4.1-mini"][n % 2]}
+
+
+def clean_time_after_the_mark(n: int, dice: random.Random) -> Body:
+    hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    system = [text(RULES, **hour), text(f"It is {clock(n)}.")]
+    return anthropic(system, [user(question(dice))])
+
+
+CLEAN: dict[str, Callable[[int, random.Random], Body]] = {
+    "anthropic": clean_anthropic,
+    "anthropic agent": clean_agent,
+    "anthropic, time after the mark": clean_time_after_the_mark,
+    "chat": clean_chat,
+    "chat, models by user": clean_models_by_user,
+    "chat with documents": clean_documents,
+    "responses": clean_responses,
+    "completions": clean_completions,
+    "gateway": clean_gateway,
+    "batch": clean_batch,
+}
+
+
+def lines_of(
+    write: Callable[[int, random.Random], Body], name: str, count: int = 24
+) -> list[bytes]:
+    """The lines of a log; the same for the same name."""
+    dice = dice_of(name)
+    return [json.dumps(write(n, dice)).encode() for n in range(count)]

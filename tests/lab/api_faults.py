@@ -15,10 +15,12 @@ from .api_bodies import (
     assistant,
     cached_system,
     chat,
+    clean_chat,
     clock,
     dice_of,
     functions,
     growing,
+    looked_up,
     marked,
     question,
     respond,
@@ -28,7 +30,6 @@ from .api_bodies import (
     tool_turns,
     user,
 )
-from .api_logs import clean_chat
 from .planted_faults import WORDS
 
 # --- Anthropic's messages -------------------------------------------------------------------
@@ -264,12 +265,8 @@ def responses_stamped_outputs(n: int, dice: random.Random) -> Body:
     talk, turns = growing(n)
     items: list[Body] = []
     for turn in range(turns):
-        call = f"call_{talk.getrandbits(60):015x}"
-        items.append(user(question(talk)))
-        items.append({"type": "function_call", "call_id": call, "name": "get_order",
-                      "arguments": json.dumps({"of": turn})})  # fmt: skip
         output = json.dumps({"at": clock(n), "found": sentences(talk, 8)})
-        items.append({"type": "function_call_output", "call_id": call, "output": output})
+        items += [user(question(talk)), *looked_up(talk, turn, output)]
     return respond(RULES, items)
 
 

@@ -81,27 +81,9 @@ def at(number: int) -> datetime:
     return START + timedelta(minutes=37 * number)
 
 
-def timestamp(app: Application, number: int, faulty: bool) -> dict[str, Any]:
-    moment = f"It is {at(number):%Y-%m-%d %H:%M:%S}. " if faulty else ""
-    return chat(app, moment + app.head)
-
-
-def date(app: Application, number: int, faulty: bool) -> dict[str, Any]:
-    day = f"Today is {START + timedelta(days=number // 5):%d %B %Y}. " if faulty else ""
-    return chat(app, day + app.head)
-
-
-def identifier(app: Application, number: int, faulty: bool) -> dict[str, Any]:
-    name = f"Session {uuid.UUID(int=app.random.getrandbits(128))}. " if faulty else ""
-    return chat(app, name + app.head)
-
-
-def counter(app: Application, number: int, faulty: bool) -> dict[str, Any]:
-    return chat(app, (f"This is request #{1000 + number}. " if faulty else "") + app.head)
-
-
-def nonce(app: Application, number: int, faulty: bool) -> dict[str, Any]:
-    return chat(app, (f"[{app.random.getrandbits(64):016x}] " if faulty else "") + app.head)
+def before(write: Callable[[Application, int], str]) -> Plant:
+    """A fault that is written before the system prompt."""
+    return lambda app, number, faulty: chat(app, (write(app, number) if faulty else "") + app.head)
 
 
 def user(app: Application, number: int, faulty: bool) -> dict[str, Any]:
@@ -130,25 +112,24 @@ def json_keys(app: Application, number: int, faulty: bool) -> dict[str, Any]:
     return chat(app, f"Settings: {json.dumps(dict(items))}\n{app.head}")
 
 
-def tools_order(app: Application, number: int, faulty: bool) -> dict[str, Any]:
-    tools = app.tools()
-    if faulty:
-        app.random.shuffle(tools)
-    return chat(app, app.head, tools=tools)
+def tools(change: Callable[[Application, int, list[dict[str, Any]]], object]) -> Plant:
+    """A fault in the list of tools, which is changed in place."""
+
+    def plant(app: Application, number: int, faulty: bool) -> dict[str, Any]:
+        offered = app.tools()
+        if faulty:
+            change(app, number, offered)
+        return chat(app, app.head, tools=offered)
+
+    return plant
 
 
-def tools_list(app: Application, number: int, faulty: bool) -> dict[str, Any]:
-    tools = app.tools()
-    if faulty:
-        tools = [tool for tool in tools if app.random.random() < 0.7] or tools[:1]
-    return chat(app, app.head, tools=tools)
+def leave_out_some(app: Application, number: int, offered: list[dict[str, Any]]) -> None:
+    offered[:] = [tool for tool in offered if app.random.random() < 0.7] or offered[:1]
 
 
-def tools_text(app: Application, number: int, faulty: bool) -> dict[str, Any]:
-    tools = app.tools()
-    if faulty:
-        tools[0]["function"]["description"] += f" It is {at(number):%H:%M:%S}."
-    return chat(app, app.head, tools=tools)
+def tell_the_time(app: Application, number: int, offered: list[dict[str, Any]]) -> None:
+    offered[0]["function"]["description"] += f" It is {at(number):%H:%M:%S}."
 
 
 def few_shot_order(app: Application, number: int, faulty: bool) -> dict[str, Any]:
@@ -186,18 +167,18 @@ def seam(app: Application, number: int, faulty: bool) -> dict[str, Any]:
 
 
 FAULTS: dict[str, Plant] = {
-    "timestamp": timestamp,
-    "date": date,
-    "id": identifier,
-    "counter": counter,
-    "nonce": nonce,
+    "timestamp": before(lambda app, n: f"It is {at(n):%Y-%m-%d %H:%M:%S}. "),
+    "date": before(lambda app, n: f"Today is {START + timedelta(days=n // 5):%d %B %Y}. "),
+    "id": before(lambda app, n: f"Session {uuid.UUID(int=app.random.getrandbits(128))}. "),
+    "counter": before(lambda app, n: f"This is request #{1000 + n}. "),
+    "nonce": before(lambda app, n: f"[{app.random.getrandbits(64):016x}] "),
     "user": user,
     "wording": wording,
     "white_space": white_space,
     "json_keys": json_keys,
-    "tools_order": tools_order,
-    "tools_list": tools_list,
-    "tools_text": tools_text,
+    "tools_order": tools(lambda app, n, offered: app.random.shuffle(offered)),
+    "tools_list": tools(leave_out_some),
+    "tools_text": tools(tell_the_time),
     "few_shot_order": few_shot_order,
     "reasoning": reasoning,
     "seam": seam,

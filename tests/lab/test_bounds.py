@@ -1,17 +1,11 @@
 """Belady's bound, beside all that a cache could have done."""
 
 import random
-from functools import cache, partial
-from typing import get_args
+from functools import cache
 
 import pytest
 
-from ostinato.eviction import make_policy
-from ostinato.lab.replay.serial_replay import replay_serially
 from ostinato.lab.simulate.simulation import belady_hits
-from ostinato.lab.traces.block_trace import BlockRequest
-from ostinato.lab.traces.trace_builder import TraceBuilder
-from ostinato.settings import PolicyName
 
 
 def trees(rng: random.Random, num_requests: int) -> list[list[int]]:
@@ -60,22 +54,3 @@ def test_no_policy_that_evicts_leaves_finds_more_than_belady(seed):
     rng = random.Random(seed)
     paths, num_blocks = trees(rng, 8), rng.randint(3, 6)
     assert belady_hits(paths, num_blocks) == most_hits(paths, num_blocks)
-
-
-def test_the_bound_with_bypass_is_at_least_the_bound_without():
-    rng = random.Random(1)
-    for _ in range(50):
-        paths = trees(rng, 20)
-        assert belady_hits(paths, 4, bypass=True) >= belady_hits(paths, 4)
-
-
-@pytest.mark.parametrize("policy", get_args(PolicyName))
-def test_no_policy_finds_more_than_belady(policy):
-    paths = trees(random.Random(2), 300)
-    requests = (BlockRequest(at_s, len(path) + 1, 10, path) for at_s, path in enumerate(paths))
-    trace = TraceBuilder(requests).build("trees", block_tokens=1)
-    assert (
-        0
-        < replay_serially(trace, 5, partial(make_policy, policy)).total_hit_tokens
-        <= belady_hits(paths, 5)
-    )

@@ -19,27 +19,11 @@ MOONCAKE = [
 ]
 # In the form of Alibaba's: blocks of 16 tokens, seconds with fractions, chats by their parent.
 BAILIAN = [
-    {
-        "chat_id": 159,
-        "parent_chat_id": -1,
-        "timestamp": 61.114,
-        "input_length": 52,
-        "output_length": 13,
-        "type": "text",
-        "turn": 1,
-        "hash_ids": [1089, 1090, 1091, 6326],
-    },
-    {
-        "chat_id": 160,
-        "parent_chat_id": 159,
-        "timestamp": 92.5,
-        "input_length": 90,
-        "output_length": 40,
-        "type": "text",
-        "turn": 2,
-        "hash_ids": [1089, 1090, 1091, 44, 45, 46],
-    },
-]
+    {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 52, "turn": 1,
+     "output_length": 13, "type": "text", "hash_ids": [1089, 1090, 1091, 6326]},
+    {"chat_id": 160, "parent_chat_id": 159, "timestamp": 92.5, "input_length": 90, "turn": 2,
+     "output_length": 40, "type": "text", "hash_ids": [1089, 1090, 1091, 44, 45, 46]},
+]  # fmt: skip
 
 
 def seconds_covered(trace):
@@ -141,13 +125,6 @@ def test_a_hash_under_several_parents_is_several_blocks(tmp_path, monkeypatch):
     names = [["a", "x", "y", "z"], ["b", "x", "y", "z"], ["a", "x", "y", "q"], ["b", "x", "c", "z"]]
     trace = read_trace(write(tmp_path / "t.jsonl", [{**row, "hash_ids": each} for each in names]))
     assert trace.paths() == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 8], [4, 5, 9, 10]]
-
-
-def test_requests_out_of_order_are_numbered_by_arrival(tmp_path):
-    rows = [{**MOONCAKE[2], "timestamp": 9000, "hash_ids": [7, 8, 9, 1]}, *MOONCAKE[2:]]
-    trace = read_trace(write(tmp_path / "t.jsonl", rows))
-    assert trace.paths() == [[0, 1, 2], [3, 4, 5]]
-    assert trace.arrival_s.tolist() == [0, 6]
 
 
 def test_memory_is_a_few_bytes_per_hash_however_long_the_trace(tmp_path, monkeypatch):

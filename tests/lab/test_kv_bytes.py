@@ -36,6 +36,25 @@ def test_a_token_of_a_known_model_takes(name: str, config: dict[str, Any], token
     assert kv_bytes(config).token_bytes == token_bytes
 
 
+FALCON_7B = known_configs.decoder(
+    "falcon", 32, 71, 71, 4544, multi_query=True, new_decoder_architecture=False
+)
+FALCON_40B = known_configs.decoder(
+    "falcon", 60, 128, 8, 8192, multi_query=True, new_decoder_architecture=True
+)
+STARCODER = {"model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_layer": 40}
+DBRX = {"model_type": "dbrx", "attn_config": {"kv_n_heads": 8}} | {
+    "d_model": 6144,
+    "n_heads": 48,
+    "n_layers": 40,
+}
+CHATGLM = {"model_type": "chatglm", "multi_query_attention": True, "multi_query_group_num": 2} | {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_layers": 28,
+}
+
+
 class TestKindsOfAttention:
     """Multi-head, grouped-query, multi-query, latent."""
 
@@ -55,57 +74,24 @@ class TestKindsOfAttention:
         assert kv_bytes(without).token_bytes == 524_288
         assert kv_bytes(without | {"num_key_value_heads": None}).token_bytes == 524_288
 
-    def test_falcon_7b_writes_71_kv_heads_and_has_one(self):
-        """Only the "new decoder architecture" of Falcon-40B means what the key says."""
-        falcon_7b = {
-            "model_type": "falcon",
-            "hidden_size": 4544,
-            "multi_query": True,
-            "new_decoder_architecture": False,
-            "num_attention_heads": 71,
-            "num_hidden_layers": 32,
-            "num_kv_heads": 71,
-            "torch_dtype": "bfloat16",
-        }
-        falcon_40b = falcon_7b | {
-            "hidden_size": 8192,
-            "new_decoder_architecture": True,
-            "num_attention_heads": 128,
-            "num_hidden_layers": 60,
-            "num_kv_heads": 8,
-        }
-        assert kv_bytes(falcon_7b).token_bytes == 2 * 32 * 1 * 64 * 2
-        assert kv_bytes(falcon_40b).token_bytes == 2 * 60 * 8 * 64 * 2
-
-    def test_starcoder_shares_one_head_unless_multi_query_is_off(self):
-        config = {"model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_layer": 40}
-
-        assert kv_bytes(config, "float16").token_bytes == 2 * 40 * 128 * 2
-        alone = kv_bytes(config | {"multi_query": False}, "float16")
-        assert alone.token_bytes == 48 * 2 * 40 * 128 * 2
-
-    def test_dbrx_nests_its_kv_heads(self):
-        config = {
-            "model_type": "dbrx",
-            "attn_config": {"kv_n_heads": 8},
-            "d_model": 6144,
-            "n_heads": 48,
-            "n_layers": 40,
-        }
-        assert kv_bytes(config, "bfloat16").token_bytes == 163_840
-
-    def test_chatglm_counts_groups_if_multi_query_attention_is_on(self):
-        config = {
-            "model_type": "chatglm",
-            "hidden_size": 4096,
-            "multi_query_attention": True,
-            "multi_query_group_num": 2,
-            "num_attention_heads": 32,
-            "num_layers": 28,
-            "torch_dtype": "float16",
-        }
-        assert kv_bytes(config).token_bytes == 28_672
-        assert kv_bytes(config | {"multi_query_attention": False}).token_bytes == 16 * 28_672
+    @pytest.mark.parametrize(
+        ("config", "token_values"),
+        [
+            (FALCON_7B, 2 * 32 * 1 * 64),
+            (FALCON_40B, 2 * 60 * 8 * 64),
+            (STARCODER, 2 * 40 * 1 * 128),
+            (STARCODER | {"multi_query": False}, 2 * 40 * 48 * 128),
+            (DBRX, 2 * 40 * 8 * 128),
+            (CHATGLM, 2 * 28 * 2 * 128),
+            (CHATGLM | {"multi_query_attention": False}, 2 * 28 * 32 * 128),
+        ],
+    )
+    def test_a_family_says_its_kv_heads_in_its_own_way(
+        self, config: dict[str, Any], token_values: int
+    ):
+        """Only Falcon's "new decoder architecture" means its key; StarCoder and ChatGLM have a
+        switch, and DBRX nests the number."""
+        assert kv_bytes(config, "bfloat16").token_bytes == 2 * token_values
 
     def test_a_latent_is_one_vector_for_all_heads_and_may_be_expanded(self):
         """512 + 64 numbers per layer, or 128 heads of 192 for K and 128 for V."""
@@ -115,14 +101,21 @@ class TestKindsOfAttention:
         assert size.expanded is not None
         assert size.expanded.token_bytes == 61 * 128 * (192 + 128) * 2
 
-    def test_plain_attention_has_nothing_to_expand(self):
-        assert kv_bytes(known_configs.LLAMA_3_8B).expanded is None
+    def test_plain_attention_has_nothing_to_expand_and_no_window(self):
+        size = kv_bytes(known_configs.LLAMA_3_8B)
+        assert (size.expanded, size.windowed) == (None, None)
 
-    def test_a_sparse_indexer_keeps_its_own_key(self):
-        """DeepSeek-V3.2 adds 128 numbers per layer to the latent."""
-        config = known_configs.DEEPSEEK_V3 | {"model_type": "deepseek_v32", "index_head_dim": 128}
 
-        assert kv_bytes(config).token_bytes == 61 * (576 + 128) * 2
+MISTRAL_WITHOUT_THE_KEY = {
+    key: value for key, value in known_configs.MISTRAL_7B.items() if key != "sliding_window"
+}
+LLAMA_4 = {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}
+
+
+def qwen(family: str, uses_window: bool) -> dict[str, Any]:
+    """Return a config of Qwen's with a window, which is on or off."""
+    switch = {"use_sliding_window": uses_window, "sliding_window": 1000, "max_window_layers": 28}
+    return known_configs.LLAMA_3_8B | {"model_type": family, **switch}
 
 
 class TestWindows:
@@ -138,67 +131,30 @@ class TestWindows:
         assert size.windowed.sequence_bytes(32_000) == 4096 * 131_072
         assert size.whole.sequence_bytes(32_000) == 32_000 * 131_072
 
-    def test_later_mistrals_set_the_window_to_null_and_have_none(self):
-        size = kv_bytes(known_configs.MISTRAL_7B | {"sliding_window": None})
-
-        assert size.windowed is None
-        assert kinds(size) == [(32, "grouped-query", None)]
-
-    def test_a_mistral_config_without_the_key_has_the_window_of_its_class(self):
-        without = {k: v for k, v in known_configs.MISTRAL_7B.items() if k != "sliding_window"}
-
-        assert kinds(kv_bytes(without)) == [(32, "grouped-query", 4096)]
-
-    def test_gemma_2_slides_in_every_second_layer(self):
-        assert kinds(kv_bytes(known_configs.GEMMA_2_2B)) == [
-            (13, "grouped-query", 4096),
-            (13, "grouped-query", None),
-        ]
-
     @pytest.mark.parametrize(
-        ("config", "sliding", "full", "kind", "window"),
+        ("config", "groups"),
         [
-            (known_configs.GEMMA_3_4B, 29, 5, "grouped-query", 1024),
-            (known_configs.GEMMA_3_1B, 22, 4, "multi-query", 512),
+            (known_configs.MISTRAL_7B | {"sliding_window": None}, [(32, "grouped-query", None)]),
+            (MISTRAL_WITHOUT_THE_KEY, [(32, "grouped-query", 4096)]),
+            (known_configs.GEMMA_2_2B, [(13, "grouped-query", 4096), (13, "grouped-query", None)]),
+            (known_configs.GEMMA_3_4B, [(29, "grouped-query", 1024), (5, "grouped-query", None)]),
+            (known_configs.GEMMA_3_1B, [(22, "multi-query", 512), (4, "multi-query", None)]),
+            (qwen("qwen2", True), [(28, "grouped-query", None), (4, "grouped-query", 1000)]),
+            (qwen("qwen2", False), [(32, "grouped-query", None)]),
+            (qwen("qwen3", False), [(32, "grouped-query", None)]),
+            (qwen("qwen2_moe", False), [(32, "grouped-query", None)]),
+            (qwen("qwen3_moe", False), [(32, "grouped-query", None)]),
+            (LLAMA_4, [(36, "grouped-query", 8192), (12, "grouped-query", None)]),
         ],
     )
-    def test_gemma_3_attends_in_full_in_every_sixth_layer(
-        self, config: dict[str, Any], sliding: int, full: int, kind: str, window: int
+    def test_a_family_slides_in_the_layers_that_it_says(
+        self, config: dict[str, Any], groups: list[tuple[int, str, int | None]]
     ):
-        """Whether or not the config writes ``sliding_window_pattern``."""
-        assert kinds(kv_bytes(config)) == [(sliding, kind, window), (full, kind, None)]
-
-    @pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe"])
-    def test_qwen_writes_a_window_down_and_leaves_it_off(self, family: str):
-        config = known_configs.LLAMA_3_8B | {
-            "model_type": family,
-            "max_window_layers": 28,
-            "sliding_window": 131_072,
-            "use_sliding_window": False,
-        }
-        assert kv_bytes(config).windowed is None
-
-    def test_qwen_2_slides_above_max_window_layers_once_it_is_on(self):
-        config = known_configs.LLAMA_3_8B | {
-            "model_type": "qwen2",
-            "max_window_layers": 28,
-            "sliding_window": 1000,
-            "use_sliding_window": True,
-        }
-        assert kinds(kv_bytes(config)) == [(28, "grouped-query", None), (4, "grouped-query", 1000)]
-
-    def test_llama_4_attends_in_chunks_where_it_has_rotary_positions(self):
-        config = {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}
-
-        assert kinds(kv_bytes(config)) == [(36, "grouped-query", 8192), (12, "grouped-query", None)]
-
-    def test_a_list_of_layer_types_counts_before_the_family_s_pattern(self):
-        types = ["sliding_attention", *["full_attention"] * 25]
-
-        assert kinds(kv_bytes(known_configs.GEMMA_2_2B | {"layer_types": types})) == [
-            (1, "grouped-query", 4096),
-            (25, "grouped-query", None),
-        ]
+        """Later Mistrals set the window to ``null``; without the key their class has one. Every
+        second layer of Gemma 2 slides and five of six of Gemma 3's, whether or not the config
+        writes ``sliding_window_pattern``. Qwen writes a window down and leaves it off. Llama 4
+        attends in chunks where it has rotary positions."""
+        assert kinds(kv_bytes(config)) == groups
 
     def test_the_longest_sequence_grows_past_the_windows_on_its_full_layers_alone(self):
         """Gemma 3 4B: what 29 windows leave of 1 GiB goes to five layers, 20,480 B a token."""
@@ -253,12 +209,6 @@ class TestLayersWithoutKV:
             (1, "grouped-query", None),
         ]
 
-    def test_gemma_3n_s_last_layers_read_the_kv_of_earlier_ones(self):
-        size = kv_bytes(known_configs.GEMMA_3N_E4B)
-
-        assert size.num_layers == 35
-        assert (15, "shared KV", None) in kinds(size)
-
     def test_gemma_4_s_full_layers_have_wider_and_fewer_heads(self):
         """The form of the hub's config, and the one that ``transformers`` saves."""
         written = {
@@ -308,11 +258,6 @@ class TestDtypes:
         assert size.dtype == "float32"
         assert any("no dtype" in note for note in size.notes)
         assert kv_bytes(known_configs.GPT2, "float32").notes == ()
-
-    def test_the_newer_key_is_read_too(self):
-        config = {k: v for k, v in known_configs.LLAMA_2_7B.items() if k != "torch_dtype"}
-
-        assert kv_bytes(config | {"dtype": "bfloat16"}).dtype == "bfloat16"
 
     def test_a_quantised_kv_cache_is_read_from_the_quantisation(self):
         """As compressed-tensors and ModelOpt write it; weights in 4 bits change nothing."""

@@ -13,8 +13,8 @@ from ostinato.lab.lint.templates import slot_spans
 from ostinato.lab.replay.word_tokens import word_tokenizer
 from tests.lab.logged_requests import parse_request
 
+from .api_bodies import CLEAN, lines_of
 from .api_faults import FAULTS
-from .api_logs import CLEAN, lines_of
 
 
 def report_of(lines: list[bytes]) -> LintReport:

@@ -8,70 +8,29 @@ from ostinato.core.errors import ConfigError
 from ostinato.lab.simulate.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
 
 
-def test_a_thousand_calls_with_one_system_prompt_save_511_488_tokens():
-    """The article's figure: 999 x 512, as every call brings tokens of its own."""
-    workload = Workload(shared_tokens=512, suffix_tokens=16, num_requests=1000)
-
-    assert without_cache(workload).computed_tokens == 528_000
-    for reuse in (by_whole_blocks(workload), by_token(workload)):
-        assert reuse.saved_tokens == 511_488
-        assert reuse.computed_tokens == 512 + 1000 * 16
-
-
-@pytest.mark.parametrize("block_size", [4, 16, 256, 512])
-def test_one_own_token_and_a_block_size_that_divides_the_prefix_are_enough(block_size: int):
-    """The figure holds under exactly these two conditions."""
-    assert by_whole_blocks(Workload(512, 1, 1000, block_size)).saved_tokens == 511_488
-
-
-@pytest.mark.parametrize("block_size", [3, 100, 1024])
-def test_whole_blocks_fall_short_of_it_where_the_block_size_does_not_divide_the_prefix(block_size):
-    """By token it holds all the same."""
-    workload = Workload(512, 1, 1000, block_size)
-
-    assert by_whole_blocks(workload).saved_tokens < 511_488
-    assert by_token(workload).saved_tokens == 511_488
+@pytest.mark.parametrize(
+    ("workload", "by_block", "saved"),
+    [
+        (Workload(512, 16, 1000), 999 * 512, 511_488),
+        (Workload(512, 1, 1000, block_size=512), 999 * 512, 511_488),
+        (Workload(512, 1, 1000, block_size=100), 999 * 500, 511_488),
+        (Workload(512, 1, 1000, block_size=1024), 0, 511_488),
+        (Workload(512, 0, 1000), 999 * 496, 511_488 - 999),
+        (Workload(4097, 100, 2), 4096, 4097),
+    ],
+)
+def test_a_thousand_calls_with_one_system_prompt_save_511_488_tokens(
+    workload: Workload, by_block: int, saved: int
+):
+    """The article's figure: 999 x 512, if every call brings a token of its own: of identical
+    prompts each computes one (law 4). By whole blocks, it needs a size that divides the prefix."""
+    assert by_whole_blocks(workload).saved_tokens == by_block
+    assert by_token(workload).saved_tokens == saved
 
 
-def test_identical_prompts_compute_one_token_each():
-    """512 tokens and nothing else: a query is needed, so 511,488 cannot be reached (law 4)."""
-    workload = Workload(shared_tokens=512, suffix_tokens=0, num_requests=1000)
-
-    assert without_cache(workload).computed_tokens == 512_000
-    assert by_token(workload).computed_per_request_tokens == 1
-    assert by_token(workload).computed_tokens == 512 + 999
-    assert by_token(workload).saved_tokens == 511_488 - 999
-
-
-def test_identical_prompts_lose_their_last_block_where_only_whole_blocks_are_found():
-    """At most 511 of 512 tokens may be found, which is 31 blocks of 16."""
-    reuse = by_whole_blocks(Workload(shared_tokens=512, suffix_tokens=0, num_requests=1000))
-
-    assert reuse.matched_tokens == 496
-    assert reuse.saved_tokens == 999 * 496
-
-
-def test_the_257th_block_of_4_097_shared_tokens_is_copied():
-    """By whole blocks 4,096 tokens are reused; with copy-on-write one more."""
-    workload = Workload(shared_tokens=4097, suffix_tokens=100, num_requests=2, block_size=16)
-
-    assert by_whole_blocks(workload).matched_tokens == 4096
-    assert by_whole_blocks(workload).saved_tokens == 4096
-    assert (by_token(workload).matched_tokens, by_token(workload).copied_tokens) == (4096, 1)
-    assert by_token(workload).saved_tokens == 4097
-
-
-def test_a_single_request_saves_nothing():
-    """It is the one that computes the prefix."""
-    workload = Workload(shared_tokens=512, suffix_tokens=16, num_requests=1)
-
-    assert by_token(workload).computed_tokens == 528
-    assert by_token(workload).saved_tokens == 0
-
-
-def test_requests_that_share_nothing_save_nothing():
-    """A cache does not help strangers."""
-    assert by_token(Workload(shared_tokens=0, suffix_tokens=16, num_requests=9)).saved_share == 0
+@pytest.mark.parametrize(("shared", "requests"), [(512, 1), (0, 9)])
+def test_a_single_request_saves_nothing_nor_do_requests_that_share_nothing(shared, requests):
+    assert by_token(Workload(shared, 16, requests)).saved_share == 0
 
 
 def test_a_block_that_no_prompt_fills_can_be_copied_only_after_its_request_has_ended():

@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 from ostinato.cli import app
 from ostinato.core.errors import ConfigError
 from ostinato.labs.course import LABS, Lab, unfilled_holes, write_labs
-from ostinato.labs.grading import Verdict, checks_of, grade, grade_here
-from ostinato.labs.verdicts import HEIGHT, verdict_text
+from ostinato.labs.grading import HEIGHT, Verdict, checks_of, grade, grade_here, verdict_text
 
 runner = CliRunner()
 DOCS = Path(__file__).parents[2] / "docs"

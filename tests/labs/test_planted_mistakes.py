@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.labs.course import LABS, Lab
-from ostinato.labs.grading import Verdict, grade, grade_here
-from ostinato.labs.verdicts import HEIGHT, WIDTH, verdict_text
+from ostinato.labs.grading import HEIGHT, WIDTH, Verdict, grade, grade_here, verdict_text
 
 
 def planted(lab: Lab) -> dict[str, tuple[str, str]]:

@@ -14,9 +14,8 @@ from ostinato.core.config import check_minimum
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.labs.course import LABS, lab_of, write_labs
-from ostinato.labs.grading import grade
+from ostinato.labs.grading import grade, verdict_text
 from ostinato.labs.real_layer import LAYER_S
-from ostinato.labs.verdicts import verdict_text
 from ostinato.plugins.child import run_limited
 
 EXIT_NOT_YET = 3
@@ -99,7 +98,7 @@ def check(
     root = Path() if file is not None else _root(folder)
     verdicts = [grade(lab, file or root / lab.file) for lab in labs]
     if as_json:
-        print_json([verdict.as_dict() for verdict in verdicts])
+        print_json(verdicts)
     elif every:
         Console(highlight=False).print(table_of(verdicts, _VERDICTS))
     else:

@@ -83,7 +83,7 @@ def run(
     if fix:
         _print_rules(report)
     elif as_json:
-        print_json(report.as_dict(), is_ascii=False)
+        print_json(report, is_ascii=False)
     else:
         _print(report, model)
     if strict and report.findings:

@@ -4,8 +4,7 @@ Files in reading order:
 
 * ``course``: the labs, their holes, and the folders that ``ostinato labs new`` writes
 * ``mistakes``: what a check raises, and how it draws
-* ``grading``: checks a file, in a process of its own
-* ``verdicts``: the result of a check, in words
+* ``grading``: checks a file, in a process of its own, and writes the result in words
 * ``side_by_side``: the same requests under the built-in index, policy and order
 * ``real_layer``: a layer of a real model, for the lab without a port
 * ``checks/``: what each lab's file has to do, smallest inputs first

@@ -8,8 +8,10 @@ import importlib
 import io
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +22,9 @@ from ostinato.plugins.loading import import_file
 
 LIMIT_S = 10.0
 """Time limit of a check; those of the solutions take less than a second."""
+
+WIDTH, HEIGHT = 80, 24
+"""Columns and lines of a screen, which a verdict fits on."""
 
 _MAX_LINES = 8  # of a picture
 
@@ -52,20 +57,15 @@ class Verdict:
     why: str = ""
     read: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return asdict(self)
-
 
 def grade(lab: Lab, path: Path, limit_s: float = LIMIT_S) -> Verdict:
     """Check a lab's file in a process of its own; the file never runs in this one."""
-    num_checks = len(checks_of(lab))
+    failed = partial(Verdict, lab.number, str(path), False, len(checks_of(lab)), 0)
     if not path.is_file():
-        what = f"There is no file {path}: `ostinato labs new FOLDER` writes it."
-        return Verdict(lab.number, str(path), False, num_checks, 0, "no-file", what)
+        return failed("no-file", f"There is no file {path}: `ostinato labs new FOLDER` writes it.")
     answer = run_limited("ostinato.labs.grading:grade_here", [lab.number, str(path)], limit_s)
     if answer in (OUT_OF_TIME, NO_RESULT):
-        return Verdict(lab.number, str(path), False, num_checks, 0, *_ENDINGS[answer])
+        return failed(*_ENDINGS[answer])
     return Verdict(**answer)
 
 
@@ -86,7 +86,7 @@ _ENDINGS = {
 def checks_of(lab: Lab) -> list[Check]:
     """Return the checks of a lab."""
     module = importlib.import_module(f"ostinato.labs.checks.{lab.name}")
-    checks: list[Check] = module.CHECKS.checks
+    checks: list[Check] = module.CHECKS
     return checks
 
 
@@ -109,13 +109,13 @@ def grade_here(number: int, file: str) -> dict[str, Any]:
             raise _unfilled(empty[0], len(empty))
     except Mistake as error:
         mistake = error
-    if mistake is None:
-        return Verdict(number, file, True, len(checks), num_passed).as_dict()
-    picture = list(mistake.picture)
-    return Verdict(
-        number, file, False, len(checks), num_passed, mistake.kind, mistake.what, picture,
-        mistake.why, read,
-    ).as_dict()  # fmt: skip
+    verdict = Verdict(number, file, mistake is None, len(checks), num_passed)
+    if mistake is not None:
+        verdict = replace(
+            verdict, kind=mistake.kind, what=mistake.what, picture=list(mistake.picture),
+            why=mistake.why, read=read,
+        )  # fmt: skip
+    return asdict(verdict)
 
 
 def _ready(checks: list[Check], empty: list[Hole]) -> Iterator[Check]:
@@ -193,3 +193,24 @@ def _line(error: BaseException, path: Path) -> tuple[str, str]:
         last = frames[-1]
         return "the check, with what your code returned", f"{last.line or ''}"
     return own[-1].name, f"line {own[-1].lineno}:  {own[-1].line}"
+
+
+def verdict_text(lab: Lab, verdict: Verdict) -> str:
+    """Return a verdict for a terminal: at most one screen."""
+    head = f"Lab {lab.number} ({lab.name})"
+    counts = f"{verdict.num_passed} of {verdict.num_checks} checks pass"
+    if verdict.passed:
+        serve = lab.serve.format(file=verdict.file)
+        lines = [f"{head}: passed, {counts}.", "Now run it for real:", "", f"    {serve}", ""]
+        if lab.traffic:
+            lines += ["and in another shell", "", f"    {lab.traffic}", ""]
+        return "\n".join([*lines, f"{lab.folder}/README.md says what to look at."])
+    lines = [f"{head}: not yet, {counts}.", ""]
+    lines += wrap(f"{verdict.kind}: {verdict.what}", WIDTH)
+    if verdict.picture:
+        lines += ["", *(f"    {line}"[: WIDTH - 1] for line in verdict.picture[:10])]
+    if verdict.why:
+        lines += ["", *wrap(verdict.why, WIDTH)]
+    if verdict.read:
+        lines += ["", f'Read "{verdict.read}" in {lab.folder}/README.md.']
+    return "\n".join(lines[:HEIGHT])

@@ -1,8 +1,8 @@
 """What a check raises: a mistake with its kind, the smallest input that shows it, and a picture."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product, takewhile
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +29,11 @@ class Mistake(Exception):
 class Story(list[str]):
     """What a check did so far, in a line each; shown if the code raises."""
 
+    def begin(self, call: str, *before: str) -> str:
+        """Forget what was done before, note a call and what is behind it, and return the call."""
+        self[:] = [*before, call]
+        return call
+
 
 CheckFunction = Callable[[ModuleType | Any, Story], None]
 
@@ -42,26 +47,23 @@ class Check:
     run: CheckFunction
 
 
-@dataclass(slots=True)
-class CheckList:
+class CheckList(list[Check]):
     """The checks of a lab, in order."""
-
-    checks: list[Check] = field(default_factory=list)
 
     def add(self, title: str, *holes: int) -> Callable[[CheckFunction], CheckFunction]:
         """Add a check that needs some holes filled."""
 
         def decorate(run: CheckFunction) -> CheckFunction:
-            self.checks.append(Check(title, holes, run))
+            self.append(Check(title, holes, run))
             return run
 
         return decorate
 
 
-def expect_type(value: object, kind: type | tuple[type, ...], call: str, name: str = "") -> None:
-    """Raise a mistake unless what a call returns is of a type."""
+def expect_type(value: Any, kind: type | tuple[type, ...], call: str, name: str = "") -> Any:
+    """Return what a call returns; raise a mistake unless it is of a type."""
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return
+        return value
     kinds = kind if isinstance(kind, tuple) else (kind,)
     expected = name or " or ".join(one.__name__ for one in kinds)
     raise Mistake(
@@ -71,11 +73,34 @@ def expect_type(value: object, kind: type | tuple[type, ...], call: str, name: s
     )
 
 
-def expect_list(value: object, kind: type, call: str) -> None:
-    """Raise a mistake unless what a call returns is a list of a type."""
-    expect_type(value, list, call, f"a list of {kind.__name__}")
-    for one in value if isinstance(value, list) else ():
+def expect_list(value: Any, kind: type, call: str) -> Any:
+    """Return what a call returns; raise a mistake unless it is a list of a type."""
+    for one in expect_type(value, list, call, f"a list of {kind.__name__}"):
         expect_type(one, kind, f"an element of {call}")
+    return value
+
+
+def expect_match(
+    index: Any,
+    text: str,
+    blocks: Mapping[str, int],
+    story: Sequence[str],
+    drawn: Iterable[str] = (),
+) -> None:
+    """Raise a mistake unless an index finds what a dictionary of all cached prefixes finds."""
+    ends = (text[:end] for end in range(BLOCK, len(text) + 1, BLOCK))
+    right = [blocks[end] for end in takewhile(blocks.__contains__, ends)]
+    call = f"match({spaced(text)})"
+    match = expect_list(index.match(tokens(text)), int, call)
+    if match == right:
+        return
+    picture = [*story, *drawn, f"{call}  ->  {match}, not {right}"]
+    if match == right[::-1]:
+        raise Mistake("blocks-out-of-order", "Blocks are not in the order of tokens.", picture)
+    if len(match) > len(right):
+        why = "A wrong hit gives an answer that looks right and is not (law 3)."
+        raise Mistake("finds-what-is-not-there", "match finds other tokens.", picture, why)
+    raise Mistake("misses-what-is-cached", "match misses a block that is cached.", picture)
 
 
 def tokens(text: str) -> list[int]:
@@ -97,9 +122,3 @@ def texts(longest: int, alphabet: str = "AB", shortest: int = 1) -> Iterator[str
     """Walk all texts over an alphabet, short ones first."""
     for length in range(shortest, longest + 1):
         yield from map("".join, product(alphabet, repeat=length))
-
-
-def num_common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Count the leading elements that two sequences share."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -12,30 +12,19 @@ from dataclasses import dataclass, replace
 
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.config import SchedulerConfig
-from ostinato.core.ids import RequestId, SequenceId
-from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
+from ostinato.core.ids import RequestId
+from ostinato.core.plan import (
+    SampledToken,
+    ScheduledSequence,
+    SequenceResult,
+    StepPlan,
+    StepResult,
+)
 from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.plugins.arrivals import Arrival
-from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.sequence import Sequence as SchedSequence
 from ostinato.settings import PrefixCacheConfig
-
-
-@dataclass(frozen=True, slots=True)
-class ServedRequest:
-    """A request that has ended.
-
-    Attributes:
-        request: As it was.
-        step: The step in which it was first seen.
-        output: Its answer, shape (num_output_tokens,).
-        num_hit_tokens: What hit when it was first admitted.
-    """
-
-    request: Request
-    step: int
-    output: "array[int]"
-    num_hit_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +44,15 @@ class SideBySide:
     built_in_tokens: int
 
 
-def served_requests(arrivals: Sequence[Arrival]) -> list[ServedRequest]:
+def served_requests(arrivals: Sequence[Arrival]) -> list[Arrival]:
     """Return those that have ended; call it between steps."""
-    return [
-        ServedRequest(
-            arrival.sequence.request,
-            arrival.step,
-            arrival.sequence.output,
-            arrival.sequence.num_shared_tokens + arrival.sequence.num_copied_tokens,
-        )
-        for arrival in arrivals
-        if arrival.sequence.finish_reason is not None
-    ]
+    return [arrival for arrival in arrivals if arrival.sequence.finish_reason is not None]
 
 
 def compare(
-    served: Sequence[ServedRequest], cache: PrefixCacheConfig, scheduling: SchedulerConfig
+    served: Sequence[Arrival], cache: PrefixCacheConfig, scheduling: SchedulerConfig
 ) -> SideBySide:
-    """Replay requests under the built-in parts.
+    """Replay ended requests under the built-in parts.
 
     Args:
         served: The requests, in the order in which they came.
@@ -81,20 +61,24 @@ def compare(
 
     Cost: about as much as the scheduler and the cache spent on them.
     """
-    replayed = _replay(served, cache, scheduling)
     return SideBySide(
         len(served),
-        sum(len(one.request.prompt_token_ids) for one in served),
-        sum(one.num_hit_tokens for one in served),
-        replayed,
+        sum(one.sequence.num_prompt_tokens for one in served),
+        sum(_num_hit(one.sequence) for one in served),
+        _replay(served, cache, scheduling),
     )
 
 
+def _num_hit(sequence: SchedSequence) -> int:
+    """Return the tokens that hit when a sequence was first admitted."""
+    return sequence.num_shared_tokens + sequence.num_copied_tokens
+
+
 def _replay(
-    served: Sequence[ServedRequest], cache: PrefixCacheConfig, scheduling: SchedulerConfig
+    served: Sequence[Arrival], cache: PrefixCacheConfig, scheduling: SchedulerConfig
 ) -> int:
     """Return the tokens that hit."""
-    step = 0
+    step, num_hit = 0, 0
     caching = replace(
         cache, index="radix", eviction_policy="reuse_hazard", ghost_blocks=0, keep_explanations=0,
         keep_event_batches=0,
@@ -103,47 +87,37 @@ def _replay(
     scheduler = build_scheduler(
         order, build_cache(caching, lambda: float(step)), lambda: float(step)
     )
-    outputs: dict[SequenceId, array[int]] = {}
-    left, num_hit, number = deque(enumerate(served)), 0, 0
+    outputs = [one.sequence.output for one in served]  # sequences are numbered in order
+    left = deque(enumerate(served))
     while left or scheduler.has_work:
         if not scheduler.has_work:
             step = max(step, left[0][1].step)
         while left and left[0][1].step <= step:
-            place, one = left.popleft()
-            scheduler.add(_request(place, one), (0,))
-            outputs[SequenceId(number)] = one.output
-            number += 1
-        plan = scheduler.plan()
-        updates = scheduler.commit(_run(scheduler, plan, outputs))
-        for update in updates:
+            scheduler.add(_request(*left.popleft()), (0,))
+        for update in scheduler.commit(_answer(scheduler.plan(), outputs)):
             if update.sequence.finish_reason is not None:
-                num_hit += update.sequence.num_shared_tokens + update.sequence.num_copied_tokens
+                num_hit += _num_hit(update.sequence)
         step += 1
     return num_hit
 
 
-def _request(place: int, one: ServedRequest) -> Request:
+def _request(place: int, one: Arrival) -> Request:
     """Return a request that ends with its answer's last token."""
-    params = SamplingParams(max_tokens=max(1, len(one.output)), ignore_eos=True)
-    identity = one.request.identity.renewed(one.request.identity.weights, 0)
+    request, num_tokens = one.sequence.request, one.sequence.num_output_tokens
     return replace(
-        one.request, request_id=RequestId(str(place)), params=params, identity=identity,
-        constraint=None,
+        request, request_id=RequestId(str(place)),
+        params=SamplingParams(max_tokens=max(1, num_tokens), ignore_eos=True),
+        identity=request.identity.renewed(request.identity.weights, 0), constraint=None,
     )  # fmt: skip
 
 
-def _run(
-    scheduler: Scheduler, plan: StepPlan, outputs: dict[SequenceId, "array[int]"]
-) -> StepResult:
+def _answer(plan: StepPlan, outputs: "Sequence[array[int]]") -> StepResult:
     """Return the step's result: the tokens that were sampled when it was served."""
-    sequences = {one.sequence_id: one for one in scheduler.requests.running}
-    results = []
-    for planned in plan.sequences:
+
+    def sampled(planned: ScheduledSequence) -> tuple[SampledToken, ...]:
         if planned.sample is None:
-            results.append(SequenceResult())
-            continue
-        output = outputs[planned.sequence_id]
-        place = sequences[planned.sequence_id].num_output_tokens
-        token = output[place] if place < len(output) else 0
-        results.append(SequenceResult((SampledToken(token),)))
-    return StepResult(tuple(results))
+            return ()
+        output, place = outputs[planned.sequence_id], len(planned.sample.output)
+        return (SampledToken(output[place] if place < len(output) else 0),)
+
+    return StepResult(tuple(SequenceResult(sampled(planned)) for planned in plan.sequences))

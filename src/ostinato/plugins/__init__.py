@@ -13,11 +13,10 @@ Files in reading order:
 * ``ranking``: the small port of waiting orders
 * ``faults``: what happens where a plug-in raises or returns nonsense
 * ``arrivals``: notes requests as they come, to be replayed under the built-in policies
-* ``factories``: the parts that settings name
+* ``child``: runs what has to be checked in a process with limits
+* ``plugged``: the factories that an engine passes to ``assembly``
 * ``contracts``: what a plug-in has to pass before it serves
 * ``explainer``: an explanation of one's own
-* ``child``: runs such checks in a process with limits
-* ``plugged``: the factories that an engine passes to ``assembly``
 
 Rules:
 

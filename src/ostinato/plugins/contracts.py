@@ -21,9 +21,9 @@ from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResul
 from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tokens import pack_tokens
-from ostinato.plugins.child import TimeUp, pass_contract
-from ostinato.plugins.factories import index_factory, order_factory, policy_factory
-from ostinato.plugins.loading import is_plugin
+from ostinato.observe.prompt_diff import num_alike
+from ostinato.plugins.child import TimeUp
+from ostinato.plugins.plugged import index_factory, order_factory, policy_factory
 from ostinato.sched.scheduler import Scheduler
 
 _BLOCK = 2
@@ -31,16 +31,6 @@ _BLOCK = 2
 
 class Broken(Exception):
     """A plug-in breaks its contract; the text is the counterexample."""
-
-
-def check_plugin(setting: str, value: str) -> None:
-    """Check a plug-in in a process of its own; does nothing for a built-in name.
-
-    Raises:
-        ConfigError: It cannot be loaded or breaks its contract; the message has the counterexample.
-    """
-    if is_plugin(value):
-        pass_contract(setting, "ostinato.plugins.contracts:failure_of", [setting, value])
 
 
 def failure_of(setting: str, value: str) -> str:
@@ -84,7 +74,8 @@ class LetterCache:
         match = self.manager.match(key)
         self.story.append(f"{prompt}: {match.num_tokens} tokens found")
         for place, block in enumerate(match.blocks):
-            self._expect(block, prompt[: (place + 1) * _BLOCK])
+            held, text = self.texts.get(block, "nothing"), prompt[: (place + 1) * _BLOCK]
+            self.require(held == text, f"block {block} holds {held}, and {text} was looked up")
         if match.tail is not None:
             end = match.num_tokens
             text = self.texts.get(match.tail.block, "")[:end]
@@ -95,15 +86,11 @@ class LetterCache:
             self.manager.commit()
             return None
         table = admitted[0]
-        self._publish(table, prompt)
-        return table
-
-    def _publish(self, table: BlockTable, prompt: str) -> None:
-        for place in range(len(table.blocks)):
-            if place >= table.num_shared_tokens // _BLOCK:
-                self.texts[table.blocks[place]] = prompt[: (place + 1) * _BLOCK]
+        for place in range(table.num_shared_tokens // _BLOCK, len(table.blocks)):
+            self.texts[table.blocks[place]] = prompt[: (place + 1) * _BLOCK]
         self.manager.publish(table, len(prompt))
         self.manager.commit()
+        return table
 
     def end(self, table: BlockTable, num_tokens: int) -> None:
         """End a request."""
@@ -117,10 +104,6 @@ class LetterCache:
             self.end(table, len(prompt))
         return num_hits
 
-    def _expect(self, block: int, text: str) -> None:
-        held = self.texts.get(block, "nothing")
-        self.require(held == text, f"block {block} holds {held}, and {text} was looked up")
-
     def require(self, holds: bool, why: str) -> None:
         """Raise Broken with the story so far unless something holds."""
         if not holds:
@@ -133,11 +116,6 @@ def _prompts(longest: int) -> Iterator[str]:
         yield from map("".join, product("AB", repeat=length))
 
 
-def _num_common(one: str, other: str) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
 def check_index(value: str) -> None:
     """Check a prefix index: it finds all that is cached, nothing else, and forgets what it must."""
     make_index = index_factory(value)
@@ -145,7 +123,7 @@ def check_index(value: str) -> None:
         cache, served = LetterCache(24, make_index=make_index), list[str]()
         for prompt in scenario:
             num_hits = cache.serve(prompt)
-            longest = max([min(_num_common(prompt, p), len(prompt) - 1) for p in served], default=0)
+            longest = max([min(num_alike(prompt, p), len(prompt) - 1) for p in served], default=0)
             expected = longest // _BLOCK * _BLOCK
             cache.require(num_hits == expected, f"{expected} tokens in whole blocks are cached")
             served.append(prompt)

@@ -59,6 +59,16 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, kw_on
     step: int
 
 
+class TimedEvent(Event, frozen=True):
+    """Something that happened at a time.
+
+    Attributes:
+        at_us: Microseconds since ``start_us``.
+    """
+
+    at_us: int
+
+
 class Image(msgspec.Struct, frozen=True, array_like=True):
     """An image's place among the tokens, with a pseudonym for its content."""
 
@@ -67,11 +77,10 @@ class Image(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
-class Added(Event, frozen=True):
+class Added(TimedEvent, frozen=True):
     """A request was added.
 
     Attributes:
-        at_us: Microseconds since ``start_us``.
         request: Its number, from 0 on.
         arrival_us: When it reached the engine.
         prompt: Pseudonyms, little-endian ``uint32``, shape (num_prompt_tokens * 4,).
@@ -92,7 +101,6 @@ class Added(Event, frozen=True):
             the token that precedes it.
     """
 
-    at_us: int
     request: int
     arrival_us: int
     prompt: bytes
@@ -141,11 +149,10 @@ class SequenceEnd(msgspec.Struct, frozen=True):
     by_string: bool = False
 
 
-class Ended(Event, frozen=True):
+class Ended(TimedEvent, frozen=True):
     """All continuations of a request have ended, with what hit.
 
     Attributes:
-        at_us: Microseconds since ``start_us``.
         request: Its number.
         cached: Prompt tokens that hit at its first admission, copied ones included.
         copied: Those of them that were copied out of a block.
@@ -153,7 +160,6 @@ class Ended(Event, frozen=True):
         sequences: In the order of their index; fewer than ``n`` if it ended before it was forked.
     """
 
-    at_us: int
     request: int
     cached: int
     copied: int
@@ -161,38 +167,32 @@ class Ended(Event, frozen=True):
     sequences: tuple[SequenceEnd, ...]
 
 
-class Cancelled(Event, frozen=True):
+class Cancelled(TimedEvent, frozen=True):
     """A request was cancelled between steps."""
 
-    at_us: int
     request: int
 
 
-class CacheReset(Event, frozen=True):
+class CacheReset(TimedEvent, frozen=True):
     """The cache was reset; running requests were preempted first, if there were any."""
 
-    at_us: int
     preempted: bool
 
 
-class NewEpoch(Event, frozen=True):
+class NewEpoch(TimedEvent, frozen=True):
     """The weights were changed."""
 
-    at_us: int
 
-
-class Erased(Event, frozen=True):
+class Erased(TimedEvent, frozen=True):
     """A tenant's blocks were erased."""
 
-    at_us: int
     tenant: str
 
 
-class Leased(Event, frozen=True):
+class Leased(TimedEvent, frozen=True):
     """A lease of a prefix was requested.
 
     Attributes:
-        at_us: Microseconds since ``start_us``.
         lease: Number of the lease; None if nothing was held.
         prefix: As in ``Added.prompt``.
         tenant: A pseudonym; empty without a salt.
@@ -201,7 +201,6 @@ class Leased(Event, frozen=True):
         refresh_on_hit: Whether each use restarts its time.
     """
 
-    at_us: int
     lease: int | None
     prefix: bytes
     tenant: str = ""
@@ -210,26 +209,22 @@ class Leased(Event, frozen=True):
     refresh_on_hit: bool = False
 
 
-class Published(Event, frozen=True):
+class Published(TimedEvent, frozen=True):
     """Publication of a prefix was requested; attributes as in ``Leased``."""
 
-    at_us: int
     prefix: bytes
     tenant: str
     head: None = None
 
 
-class LeaseEnded(Event, frozen=True):
+class LeaseEnded(TimedEvent, frozen=True):
     """A lease ended."""
 
-    at_us: int
     lease: int
 
 
-class Stopped(Event, frozen=True):
+class Stopped(TimedEvent, frozen=True):
     """The recording was stopped; a trace without this line was cut off."""
-
-    at_us: int
 
 
 AnyEvent = (

@@ -3,17 +3,14 @@
 PLANTED = {
     "hits-all-tokens": ("(num_tokens - 1) // block_size", "num_tokens // block_size"),
     "half-a-block": ("(num_tokens - 1) // block_size * block_size", "num_tokens - 1"),
-    "hashes-the-container": (
-        'struct.pack(f"<{len(tokens)}I", *tokens)',
-        "str(tokens).encode()",
-    ),
+    "hashes-the-container": ('struct.pack(f"<{len(tokens)}I", *tokens)', "str(tokens).encode()"),
     "tokens-run-together": (
         'struct.pack(f"<{len(tokens)}I", *tokens)',
         '"".join(map(str, tokens)).encode()',
     ),
     "tokens-cut-short": (
         'struct.pack(f"<{len(tokens)}I", *tokens)',
-        "bytes(token % 256 for token in tokens)",
+        "bytes(t % 256 for t in tokens)",
     ),
     "order-ignored": ("*tokens)).digest()", "*sorted(tokens))).digest()"),
     "parent-ignored": ("sha256(parent + struct", "sha256(struct"),
@@ -33,13 +30,10 @@ PLANTED = {
         "[self.blocks.setdefault(digest, block) for digest, block in pairs]\n"
         "        return list(blocks)",
     ),
-    "match-has-effects": (
-        "                break\n",
-        "                self.blocks[digest] = -1\n                break\n",
-    ),
+    "match-has-effects": ("break\n", "self.blocks[digest] = -1\n                break\n"),
     "remove-forgets-nothing": (
-        "        del self.blocks[self.chain(tokens)[-1]]\n",
-        "        self.chain(tokens).pop()\n",
+        "del self.blocks[self.chain(tokens)[-1]]",
+        "self.chain(tokens).pop()",
     ),
     "remove-takes-the-wrong-block": ("self.chain(tokens)[-1]", "self.chain(tokens)[0]"),
 }

@@ -13,20 +13,20 @@ PLANTED = {
     "no-victim": ("if entry.is_leaf), None)", "if not entry.is_leaf), None)"),
     "root-before-leaf": ("for entry in self.queue if entry.is_leaf)", "for entry in self.queue)"),
     "holder-not-counted": (
-        "    for block in path:\n        block.ref_count += 1\n",
-        "    path[-1].ref_count += 1\n",
+        "for block in path:\n        block.ref_count += 1",
+        "path[-1].ref_count += 1",
     ),
     "held-stays-evictable": (
         "    policy.remove([block for block in path if not block.ref_count])\n",
         "",
     ),
     "release-miscounts": (
-        "    for block in path:\n        block.ref_count -= 1\n",
-        "    path[-1].ref_count -= 1\n",
+        "for block in path:\n        block.ref_count -= 1",
+        "path[-1].ref_count -= 1",
     ),
     "held-becomes-evictable": (
-        "policy.add([block for block in reversed(path) if not block.ref_count])",
-        "policy.add(path[::-1])",
+        "[block for block in reversed(path) if not block.ref_count]",
+        "path[::-1]",
     ),
     "idle-is-forgotten": (
         "    policy.add([block for block in reversed(path) if not block.ref_count])\n",
@@ -43,20 +43,14 @@ PLANTED = {
         '            raise ValueError("a block is released that is not held")\n'
         "        block.ref_count -= 1\n",
     ),
-    "half-a-refusal": (
-        "    if num_blocks > len(policy.queue):\n        return []\n",
-        "",
-    ),
+    "half-a-refusal": ("    if num_blocks > len(policy.queue):\n        return []\n", ""),
     "parent-keeps-its-child": (
         "        if block.parent is not None:\n            block.parent.num_children -= 1\n",
         "",
     ),
     "evicted-stays-evictable": (
-        "        policy.remove([block])\n",
-        "        if block.parent is not None:\n            policy.remove([block])\n",
+        "policy.remove([block])",
+        "if block.parent is not None:\n            policy.remove([block])",
     ),
-    "wrong-number-evicted": (
-        "len(evicted) < num_blocks and",
-        "len(evicted) < num_blocks - 1 and",
-    ),
+    "wrong-number-evicted": ("len(evicted) < num_blocks and", "len(evicted) < num_blocks - 1 and"),
 }

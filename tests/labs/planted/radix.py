@@ -2,27 +2,20 @@
 
 PLANTED = {
     "differing-block-counts": (
-        "            if list(tokens[run]) != node.tokens[run]:\n                break\n",
-        "            if tokens[run][0:1] != node.tokens[run][0:1]:\n                break\n",
+        "if list(tokens[run]) != node.tokens[run]:",
+        "if tokens[run][0:1] != node.tokens[run][0:1]:",
     ),
-    "common-block-missed": (
-        "while count < len(node.blocks):",
-        "while count < len(node.blocks[1:]):",
-    ),
+    "common-block-missed": ("len(node.blocks):", "len(node.blocks[1:]):"),
     "whole-edges-only": (
         "            match += child.blocks[:count]\n",
         "            if count < len(child.blocks):\n                break\n"
         "            match += child.blocks[:count]\n",
     ),
     "goes-on-past-a-difference": (
-        "            if count < len(child.blocks):\n                break\n"
-        "            node = child\n        return match",
-        "            node = child\n        return match",
+        "            if count < len(child.blocks):\n                break\n",
+        "",
     ),
-    "stops-too-early": (
-        "            node = child\n        return match\n",
-        "            break\n        return match\n",
-    ),
+    "stops-too-early": ("node = child\n", "break\n"),
     "match-has-effects": (
         "            match += child.blocks[:count]\n",
         "            if 0 < count < len(child.blocks):\n"
@@ -33,17 +26,11 @@ PLANTED = {
     "head-not-linked": ("        node.parent.children[self.name(head.tokens)] = head\n", ""),
     "tail-lost": ("        head.children[self.name(node.tokens)] = node\n", ""),
     "tokens-cut-wrong": ("end = num_blocks * self.block_size", "end = num_blocks"),
-    "blocks-cut-wrong": (
-        "head, node.tokens[end:], node.blocks[num_blocks:]",
-        "head, node.tokens[end:], node.blocks",
-    ),
-    "parents-wrong": (
-        "node.parent, node.tokens, node.blocks = head,",
-        "_, node.tokens, node.blocks = head,",
-    ),
+    "blocks-cut-wrong": ("node.blocks[num_blocks:]", "node.blocks"),
+    "parents-wrong": ("node.parent, node.tokens, node.blocks =", "_, node.tokens, node.blocks ="),
     "grandchild-lost": (
-        "        head.children[self.name(node.tokens)] = node\n",
-        "        head.children[self.name(node.tokens)] = node\n        node.children = {}\n",
+        "(node.tokens)] = node\n",
+        "(node.tokens)] = node\n        node.children = {}\n",
     ),
     "other-branch-lost": (
         "            node = child if count == len(child.blocks) else self.split(child, count)\n",
@@ -51,17 +38,11 @@ PLANTED = {
         "            if count < len(child.blocks):\n"
         "                del child.blocks[count:], child.tokens[count * self.block_size :]\n",
     ),
-    "insert-drops-the-rest": (
-        "                node.children[self.name(rest)] = Node(node, rest, left)\n",
-        "                node.children[self.name(rest)] = Node(node, self.name(rest), left[:1])\n",
-    ),
-    "insert-returns-own-blocks": (
-        "            kept += node.blocks\n",
-        "            kept += left[:count]\n",
-    ),
+    "insert-drops-the-rest": ("Node(node, rest, left)", "Node(node, self.name(rest), left[:1])"),
+    "insert-returns-own-blocks": ("kept += node.blocks", "kept += left[:count]"),
     "newer-block-replaces": (
-        "            kept += node.blocks\n",
-        "            node.blocks = left[:count]\n            kept += node.blocks\n",
+        "kept += node.blocks",
+        "node.blocks = left[:count]\n            kept += node.blocks",
     ),
     "child-under-wrong-name": (
         "                node.children[self.name(rest)] = Node(node, rest, left)\n",
@@ -72,10 +53,7 @@ PLANTED = {
         "        del node.blocks[-1], node.tokens[-self.block_size :]\n",
         "",
     ),
-    "remove-takes-too-much": (
-        "        if not node.blocks and node.parent is not None:\n",
-        "        if node.parent is not None:\n",
-    ),
+    "remove-takes-too-much": ("if not node.blocks and node.parent", "if node.parent"),
     "empty-node-left": (
         "        if not node.blocks and node.parent is not None:\n"
         "            del node.parent.children[first]\n",

@@ -2,10 +2,7 @@
 
 PLANTED = {
     "scores-not-scaled": ("scores = q @ k.T / np.sqrt(q.shape[1])", "scores = q @ k.T"),
-    "softmax-overflows": (
-        "largest = scores.max(axis=1, keepdims=True)",
-        "largest = np.zeros((len(scores), 1))",
-    ),
+    "softmax-overflows": ("scores.max(axis=1, keepdims=True)", "np.zeros((len(scores), 1))"),
     "largest-forgotten": ("(largest + np.log(total))[:, 0]", "np.log(total)[:, 0]"),
     "weights-not-normalised": (
         "    weights = np.exp(scores - largest)\n    total = weights.sum(axis=1, keepdims=True)\n"
@@ -19,44 +16,24 @@ PLANTED = {
         "one, two = np.exp(lse - largest), np.exp(others - largest)",
         "one, two = np.ones_like(lse), np.ones_like(lse)",
     ),
-    "weights-exchanged": (
-        "one, two = np.exp(lse - largest), np.exp(others - largest)",
-        "two, one = np.exp(lse - largest), np.exp(others - largest)",
-    ),
-    "merge-overflows": (
-        "largest = np.maximum(lse, others)",
-        "largest = np.zeros_like(lse)",
-    ),
-    "merged-log-sum-exp-wrong": (
-        "total[:, None], largest + np.log(total)",
-        "total[:, None], largest",
-    ),
+    "weights-exchanged": ("one, two = np.exp", "two, one = np.exp"),
+    "merge-overflows": ("np.maximum(lse, others)", "np.zeros_like(lse)"),
+    "merged-log-sum-exp-wrong": ("largest + np.log(total)\n", "largest\n"),
     "nothing-is-shared": (
-        "        follow(list(range(len(tables))), 0)\n",
-        "        for member in range(len(tables)):\n            follow([member], 0)\n",
+        "follow(list(range(len(tables))), 0)",
+        "for member in range(len(tables)):\n            follow([member], 0)",
     ),
     "only-some-are-shared": (
-        "        for group in groups.values():\n            follow(group, end)\n",
-        "        for group in groups.values():\n            for member in group:\n"
-        "                follow([member], end)\n",
+        "follow(group, end)",
+        "for member in group:\n                follow([member], end)",
     ),
-    "block-not-read": (
-        "        for group in groups.values():\n            follow(group, end)\n",
-        "        for group in groups.values():\n            if len(group) > 1:\n"
-        "                follow(group, end)\n",
-    ),
+    "block-not-read": ("follow(group, end)", "len(group) > 1 and follow(group, end)"),
     "block-read-twice": ("follow(group, end)", "follow(group, max(0, end - 1))"),
-    "block-of-another": (
-        "while len({tuple(tables[m][end : end + 1]) for m in members}) == 1:",
-        "while len({len(tables[m]) > end for m in members}) == 1:",
-    ),
+    "block-of-another": ("tuple(tables[m][end : end + 1])", "len(tables[m]) > end"),
     "reads-past-the-end": (
-        "num_keys = min(len(blocks) * size, min(lengths[m] for m in members) - run.first * size)",
-        "num_keys = len(blocks) * size",
+        "min(len(blocks) * size, min(lengths[m] for m in members) - run.first * size)",
+        "len(blocks) * size",
     ),
     "attention-wrong": ("merge(out[members], lse[members], *part)", "part"),
-    "not-read-once": (
-        "        num_read += len(blocks)\n",
-        "        num_read += len(blocks) * len(members)\n",
-    ),
+    "not-read-once": ("num_read += len(blocks)", "num_read += len(blocks) * len(members)"),
 }

@@ -7,10 +7,7 @@ PLANTED = {
     ),
     "expected-ignored": ("- worker.cached - worker.expected)", "- worker.cached)"),
     "hits-ignored": ("max(1, num_tokens - worker.cached - worker.expected)", "num_tokens"),
-    "compute-wrong": (
-        "- worker.cached - worker.expected)",
-        "- worker.cached - 2 * worker.expected)",
-    ),
+    "compute-wrong": ("cached - worker.expected)", "cached - 2 * worker.expected)"),
     "share-below-zero": ("max(0.0, worker.recent - mean)", "worker.recent - mean"),
     "mean-not-subtracted": ("max(0.0, worker.recent - mean)", "worker.recent"),
     "share-wrong": ("/ len(workers)", "/ 2 / len(workers)"),
@@ -20,10 +17,7 @@ PLANTED = {
     "score-falls": ("return worker.queued + to_compute", "return -worker.queued + to_compute"),
     "score-wrong": ("above_share(worker, workers) / 4", "above_share(worker, workers)"),
     "highest-score": ("return min(", "return max("),
-    "ties-not-spread": (
-        "(score(num_tokens, workers[at], workers), workers[at].recent)",
-        "score(num_tokens, workers[at], workers)",
-    ),
+    "ties-not-spread": (", workers), workers[at].recent)", ", workers))"),
     "chooses-by-load-alone": (
         "(score(num_tokens, workers[at], workers), workers[at].recent)",
         "workers[at].queued",
@@ -31,12 +25,9 @@ PLANTED = {
     "wrong-type": ("        return min(\n", "        return workers[0].name or min(\n"),
     "no-such-worker": ("        return min(\n", "        return 1 + min(\n"),
     "choice-has-effects": (
-        "        places = range(len(workers))\n",
-        "        places = range(len(workers))\n        workers[0].queued += num_tokens\n",
+        "places = range",
+        "workers[0].queued += num_tokens\n        places = range",
     ),
-    "reason-does-not-add-up": (
-        "hit = num_tokens - to_compute(num_tokens, worker)",
-        "hit = worker.cached",
-    ),
+    "reason-does-not-add-up": ("num_tokens - to_compute(num_tokens, worker)", "worker.cached"),
     "reason-unclear": ("to compute, {queued} queued", "to compute"),
 }

@@ -2,40 +2,28 @@
 
 PLANTED = {
     "last-block-forgotten": (
-        "needed = -(-(sequence.num_computed + num_new) // block_size)",
-        "needed = (sequence.num_computed + num_new) // block_size",
+        "-(-(sequence.num_computed + num_new) // block_size)",
+        "(sequence.num_computed + num_new) // block_size",
     ),
     "held-blocks-ignored": ("return max(0, needed - sequence.num_blocks)", "return needed"),
-    "negative-blocks": (
-        "return max(0, needed - sequence.num_blocks)",
-        "return needed - sequence.num_blocks",
-    ),
+    "negative-blocks": ("max(0, needed - sequence.num_blocks)", "needed - sequence.num_blocks"),
     "budget-not-spent": ("    step.budget -= num_new\n", ""),
     "budget-exceeded": (" or num_new > step.budget:", ":"),
     "blocks-exceeded": ("if missing > step.free_blocks or num_new", "if num_new"),
-    "blocks-not-counted": (
-        "    sequence.num_blocks += missing\n    step.budget",
-        "    step.budget",
-    ),
+    "blocks-not-counted": ("sequence.num_blocks += missing\n    step.budget", "step.budget"),
     "chunk-not-noted": ("    step.chunks[sequence.name] = num_new\n", ""),
     "preempted-keeps-blocks": ("    step.free_blocks += sequence.num_blocks\n", ""),
     "preempted-keeps-its-chunk": ("step.budget += step.chunks.pop(sequence.name, 0)", "pass"),
-    "preempted-loses-its-place": (
-        "step.waiting.insert(0, sequence)",
-        "step.waiting.append(sequence)",
-    ),
-    "preempted-still-runs": (
-        "sequence.num_blocks = sequence.num_computed = 0",
-        "sequence.num_blocks = 0",
-    ),
+    "preempted-loses-its-place": ("waiting.insert(0, sequence)", "waiting.append(sequence)"),
+    "preempted-still-runs": ("sequence.num_computed = 0", "0"),
     "blocks-of-a-chunk-alone": (
         "        step.free_blocks -= missing\n        sequence.num_blocks += missing\n",
         "",
     ),
     "decode-starves": ("in decoding + prompts:", "in prompts + decoding:"),
     "chunk-too-long": (
-        "num_new = min(sequence.num_left, step.budget, step.max_chunk)",
-        "num_new = min(sequence.num_left, step.budget)",
+        "step.budget, step.max_chunk)\n            if",
+        "step.budget)\n            if",
     ),
     "chunk-past-the-end": (
         "num_new = min(sequence.num_left, step.budget, step.max_chunk)",
@@ -44,13 +32,10 @@ PLANTED = {
     "preempts-the-first": ("preempt(step, step.running[-1])", "preempt(step, step.running[0])"),
     "shortage-not-noted": ("            step.is_short = True\n", ""),
     "head-is-skipped": (
-        "        sequence = step.waiting[0]\n        missing",
-        "        step.waiting.reverse()\n        sequence = step.waiting[0]\n        missing",
+        "sequence = step.waiting[0]",
+        "step.waiting.reverse()\n        sequence = step.waiting[0]",
     ),
-    "admitted-without-room": (
-        "if step.is_short or missing > step.free_blocks:",
-        "if step.is_short or not step.free_blocks:",
-    ),
+    "admitted-without-room": ("or missing > step.free_blocks", "or not step.free_blocks"),
     "too-many-running": (" and len(step.running) < step.max_running:", ":"),
     "admitted-while-short": ("if step.is_short or missing", "if missing"),
     "rank-ignores-hits": ("return num_tokens - num_cached", "return num_tokens"),

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -159,8 +159,8 @@ def attributes(source: object, *names: str) -> dict[str, Any]:
 
 
 def print_json(value: object, *, is_ascii: bool = True) -> None:
-    """Print a value as indented JSON, with escapes for other letters if ``is_ascii``."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=is_ascii))
+    """Print values and dataclasses as indented JSON; ``is_ascii`` escapes other letters."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=is_ascii, default=asdict))
 
 
 class FigureTable(Table):

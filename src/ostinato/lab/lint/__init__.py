@@ -10,7 +10,6 @@ Files in reading order:
 * ``order``: finds shuffled tools, examples, documents and call ids
 * ``history``: finds earlier turns that are resent changed, retokenized, or dropped
 * ``remedies``: the list of fixes that a sender could apply
-* ``messages``: finds varying text before shared text inside messages
 * ``replay``: replays a group of requests, and counts computed tokens
 * ``breakpoints``: checks that ``cache_control`` keeps what requests share
 * ``lint``: finds what breaks prefixes, and what each fix saves

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 
-from ostinato.lab.lint.replay import Replayed
+from ostinato.lab.lint.replay import Comparison, Replayed
 from ostinato.lab.lint.rewrites import Remedy
 from ostinato.lab.log.request_log import LoggedRequest
 from ostinato.lab.replay.explain_log import Tokenizer
@@ -54,12 +54,11 @@ class _Row:
 
 def compare_breakpoints(
     requests: Sequence[LoggedRequest], tokenizer: Tokenizer
-) -> tuple[Remedy, Replayed, Replayed] | None:
+) -> Comparison | None:
     """Compare the breakpoints of a group, in order of arrival, with better ones.
 
     Returns:
-        What to do, and what the requests compute without and with it; None for requests to an
-        API without breakpoints.
+        None for requests to an API without breakpoints.
     """
     num_tokens = cache(lambda text: len(tokenizer.encode(text)))
     rows = [_row(r, num_tokens) for r in requests if r.prompt.api == "messages"]
@@ -68,7 +67,8 @@ def compare_breakpoints(
     counts = Counter(digest for row in rows for digest in row.chain)
     sent = [row.marks for row in rows]
     better = list(_better(rows, counts))
-    return _remedy(rows, sent, better), _replayed(rows, sent), _replayed(rows, better)
+    remedy = _remedy(rows, sent, better)
+    return Comparison(remedy, len(requests), _replayed(rows, sent), _replayed(rows, better))
 
 
 def _row(request: LoggedRequest, num_tokens: Callable[[str], int]) -> _Row:

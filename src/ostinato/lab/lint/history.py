@@ -1,6 +1,6 @@
 """Finds earlier turns that are resent changed, as other tokens than generated, or dropped.
 
-Whether tokens differ (``find_drift``) needs logs with token ids: responses with
+Whether tokens differ (``compare_drift``) needs logs with token ids: responses with
 ``prompt_token_ids`` and, for their choice, ``token_ids``, as vLLM and Ostinato return them for
 ``return_token_ids``::
 
@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
-from ostinato.lab.lint.replay import Replayed, replay_ids
-from ostinato.lab.lint.rewrites import with_messages
+from ostinato.lab.lint.replay import Comparison, replay_ids
+from ostinato.lab.lint.rewrites import Remedy, with_messages
+from ostinato.lab.lint.slots import shortened
 from ostinato.lab.log.logged_prompt import Block, Message
 from ostinato.lab.log.request_log import LoggedRequest
 
@@ -124,7 +125,7 @@ def _letters(messages: Sequence[Message]) -> int:
     return sum(len(message.text) for message in messages)
 
 
-DRIFT_ADVICE = (
+_DRIFT_ADVICE = (
     "Answers were sent back as text, which has other tokens than those generated. Let the engine "
     "keep them (Ostinato's keep_tokens, on by default), or send earlier answers as token ids."
 )
@@ -133,34 +134,16 @@ _Turn = tuple[str, str, tuple[tuple[str, str], ...]]
 """Tenant, model, and the messages so far: role and text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """The loss by answers that were resent as other tokens.
-
-    Attributes:
-        answers: Texts of such answers, in order.
-        lost_tokens: Tokens of earlier turns that could not hit.
-        before: What the requests with token ids computed, as they were sent.
-    """
-
-    answers: tuple[str, ...]
-    lost_tokens: int
-    before: Replayed
-
-    @property
-    def after(self) -> Replayed:
-        """What they had computed without drift."""
-        before = self.before
-        return Replayed(before.prompt_tokens, before.computed_tokens - self.lost_tokens)
-
-
-def find_drift(requests: Sequence[LoggedRequest], block_size: int) -> Drift:
+def compare_drift(requests: Sequence[LoggedRequest], block_size: int) -> Comparison:
     """Compare each prompt's tokens with those of the turn that it continues.
+
+    The comparison is of the requests with token ids, as sent and without the loss by answers that
+    were resent as other tokens; it concerns so many answers.
 
     Cost: a look-up for each answer in each prompt.
     """
     turns: dict[_Turn, LoggedRequest] = {}
-    answers, lost_tokens = [], 0
+    answers, lost_tokens = list[str](), 0
     with_ids = [request for request in requests if request.prompt_ids]
     for request in with_ids:
         earlier = _earlier_turn(turns, request)
@@ -168,7 +151,12 @@ def find_drift(requests: Sequence[LoggedRequest], block_size: int) -> Drift:
             answers.append(earlier.answer)
             lost_tokens += lost
         turns[_turn(request, len(request.prompt.messages))] = request
-    return Drift(tuple(answers), lost_tokens, replay_ids(with_ids, block_size))
+    before = replay_ids(with_ids, block_size)
+    after = replace(before, computed_tokens=before.computed_tokens - lost_tokens)
+    examples = tuple(map(shortened, answers[:3]))
+    where = "messages of the assistant"
+    remedy = Remedy("drift", _DRIFT_ADVICE, None, where, examples)
+    return Comparison(remedy, len(answers), before, after)
 
 
 def _turn(request: LoggedRequest, num_messages: int) -> _Turn:

@@ -10,27 +10,21 @@ each on top of those before it; one that saves nothing is not reported::
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from ostinato.lab.lint.breakpoints import compare_breakpoints
-from ostinato.lab.lint.history import DRIFT_ADVICE, find_drift
-from ostinato.lab.lint.messages import message_remedies
+from ostinato.lab.lint.history import compare_drift
 from ostinato.lab.lint.remedies import remedies_for
-from ostinato.lab.lint.replay import Replayed, replay
+from ostinato.lab.lint.replay import MIN_SAVING, Comparison, Replayed, replay
 from ostinato.lab.lint.rewrites import Remedy
 from ostinato.lab.lint.rules import VolatileRule
-from ostinato.lab.lint.slots import shortened
 from ostinato.lab.lint.templates import Group, group_requests
 from ostinato.lab.log.request_log import LoggedRequest
 from ostinato.lab.replay.explain_log import Tokenizer
 
 WAYS_OF_WRITING = ("white_space", "json_keys")
 """Kinds of findings after which the texts of a template can be aligned."""
-
-MIN_SAVING = 0.01
-"""Minimum share of a group's prompt tokens that a fix must save; a few are saved by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +90,6 @@ class LintReport:
         """Share of the prompt tokens that hit as sent."""
         return 1 - self.computed_tokens / max(1, self.prompt_tokens)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it in plain values, for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
@@ -134,13 +124,13 @@ def lint(
     groups = group_requests(requests, report)
     for group in groups:
         trials = _fix(group, tokenizer, block_size)
-        findings += _findings(group, trials, hours)
-        findings += _breakpoint_findings(group, trials[-1], tokenizer, hours)
+        findings += _findings(group, trials, tokenizer, hours)
         prompts += trials[0].result.prompt_tokens
         computed += trials[0].result.computed_tokens
         fixed += trials[-1].result.computed_tokens
         report(len(group.requests))
-    findings += _drift_findings(requests, block_size, hours)
+    if (drift := compare_drift(requests, block_size)).matters:
+        findings.append(_finding("conversations", drift, (), hours))
     findings.sort(key=lambda finding: -finding.saved_tokens)
     return LintReport(
         tuple(findings), len(requests), len(groups), hours, has_times, prompts, computed, fixed
@@ -159,7 +149,7 @@ def _fix(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
         result = replay(requests, tokenizer, block_size, keep_seams)
         return _Trial(chosen, tuple(requests), result)
 
-    known = [*remedies_for(group), *message_remedies(group)] if len(group.requests) > 1 else []
+    known = remedies_for(group) if len(group.requests) > 1 else []
     trials = [attempt(())]
     left = _that_change(known, group.requests)
     min_saving = MIN_SAVING * trials[0].result.prompt_tokens
@@ -209,72 +199,34 @@ def _that_change(known: Sequence[Remedy], requests: list[LoggedRequest]) -> list
     return changing
 
 
-def _findings(group: Group, trials: Sequence[_Trial], hours: float) -> list[Finding]:
-    return [
-        _finding(group, after.remedies[-1], (before.result, after.result), before.remedies, hours)
+def _findings(
+    group: Group, trials: Sequence[_Trial], tokenizer: Tokenizer, hours: float
+) -> list[Finding]:
+    """Report each fix of a group, and its breakpoints once everything else is fixed."""
+    num_requests, last = len(group.requests), trials[-1]
+    fixes = [
+        (Comparison(after.remedies[-1], num_requests, before.result, after.result), before.remedies)
         for before, after in pairwise(trials)
     ]
+    marks = compare_breakpoints(last.requests, tokenizer)
+    if marks is not None and num_requests > 1 and marks.matters:
+        fixes.append((marks, last.remedies))
+    return [_finding(group.title, fix, fixed, hours) for fix, fixed in fixes]
 
 
-def _breakpoint_findings(
-    group: Group, fixed: _Trial, tokenizer: Tokenizer, hours: float
-) -> list[Finding]:
-    """Compare the breakpoints of a group, once everything else is fixed."""
-    compared = compare_breakpoints(fixed.requests, tokenizer)
-    if compared is None:
-        return []
-    remedy, before, after = compared
-    saved = before.computed_tokens - after.computed_tokens
-    if len(group.requests) == 1 or saved <= MIN_SAVING * before.prompt_tokens:
-        return []
-    return [_finding(group, remedy, (before, after), fixed.remedies, hours)]
-
-
-def _drift_findings(
-    requests: Sequence[LoggedRequest], block_size: int, hours: float
-) -> list[Finding]:
-    """Compare the token ids of turns, where the log has them."""
-    drift = find_drift(requests, block_size)
-    saved = drift.lost_tokens
-    if saved <= MIN_SAVING * drift.before.prompt_tokens:
-        return []
-    examples = tuple(shortened(answer) for answer in drift.answers[:3])
-    return [
-        Finding(
-            "drift",
-            "conversations",
-            len(drift.answers),
-            "messages of the assistant",
-            examples,
-            DRIFT_ADVICE,
-            saved,
-            saved / hours,
-            drift.before.hit_ratio,
-            drift.after.hit_ratio,
-        )
-    ]
-
-
-def _finding(
-    group: Group,
-    remedy: Remedy,
-    results: tuple[Replayed, Replayed],
-    fixed: Sequence[Remedy],
-    hours: float,
-) -> Finding:
-    before, after = results
-    saved = before.computed_tokens - after.computed_tokens
+def _finding(title: str, fix: Comparison, fixed: Sequence[Remedy], hours: float) -> Finding:
+    remedy = fix.remedy
     return Finding(
         remedy.kind,
-        group.title,
-        len(group.requests),
+        title,
+        fix.num_requests,
         remedy.where,
         remedy.examples,
         remedy.advice,
-        saved,
-        saved / hours,
-        before.hit_ratio,
-        after.hit_ratio,
+        fix.saved_tokens,
+        fix.saved_tokens / hours,
+        fix.before.hit_ratio,
+        fix.after.hit_ratio,
         tuple(remedy.kind for remedy in fixed),
         remedy.rules,
     )

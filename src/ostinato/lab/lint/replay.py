@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 from ostinato.assembly import build_cache
 from ostinato.core.identity import PrefixKey
+from ostinato.lab.lint.rewrites import Remedy
 from ostinato.lab.log.request_log import LoggedRequest
 from ostinato.lab.replay.explain_log import Tokenizer, identity_of
 from ostinato.observe.prompt_diff import num_alike
 from ostinato.settings import PrefixCacheConfig
+
+MIN_SAVING = 0.01
+"""Minimum share of the prompt tokens that a fix must save; a few are saved by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,33 @@ class Replayed:
         if not self.prompt_tokens:
             return 0.0
         return 1 - self.computed_tokens / self.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What requests compute without a fix and with it.
+
+    Attributes:
+        remedy: The fix.
+        num_requests: Requests that it concerns.
+        before: What they compute without it.
+        after: What they compute with it.
+    """
+
+    remedy: Remedy
+    num_requests: int
+    before: Replayed
+    after: Replayed
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens that are not computed with it."""
+        return self.before.computed_tokens - self.after.computed_tokens
+
+    @property
+    def matters(self) -> bool:
+        """Whether it saves more than ``MIN_SAVING``."""
+        return self.saved_tokens > MIN_SAVING * self.before.prompt_tokens
 
 
 class Seams:

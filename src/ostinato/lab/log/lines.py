@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ostinato.errors import BrokenTrace
 
@@ -45,28 +45,6 @@ class BrokenLine:
 
     number: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLines(Generic[ItemT]):
-    """The records of a file.
-
-    Attributes:
-        items: One per record that could be read, in order.
-        broken: Records that were skipped.
-    """
-
-    items: list[ItemT]
-    broken: tuple[BrokenLine, ...]
-
-
-def read_lines(
-    path: Path, parse: Callable[[bytes], ItemT], on_broken: OnBroken = "refuse"
-) -> ReadLines[ItemT]:
-    """Read all records of a file, as ``iter_lines`` does."""
-    broken: list[BrokenLine] = []
-    items = iter_lines(path, lambda _number, record: parse(record), on_broken, broken)
-    return ReadLines(list(items), tuple(broken))
 
 
 def iter_lines(

@@ -25,7 +25,7 @@ from matplotlib.ticker import (
 from ostinato.lab.plan.plan import Option, Plan
 from ostinato.lab.simulate.simulation import Simulation
 from ostinato.lab.simulate.timed_replay import TimedResult
-from ostinato.lab.size.quantities import write_bytes, write_count
+from ostinato.lab.size.quantities import write_bytes, write_count, write_seconds
 
 NO_CACHE = "no cache"
 """Name of the run without a cache, which is drawn in grey."""
@@ -87,7 +87,7 @@ def first_token_plot(timed: Mapping[str, TimedResult], title: str) -> Figure:
         waits = np.sort(np.array(result.first_token_s))
         if len(waits):
             shares = np.arange(1, len(waits) + 1) / len(waits)
-            label = f"{name}: half within {_seconds(result.percentile(50))}"
+            label = f"{name}: half within {write_seconds(result.percentile(50))}"
             axes.plot(waits, shares, color=colour, drawstyle="steps-post", label=label)
     axes.set_xscale("log")
     axes.set_ylim(0, 1.02)
@@ -267,7 +267,3 @@ def _short(value: float, _place: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1000:,.0f} ms" if value < 1 else f"{value:,.1f} s"

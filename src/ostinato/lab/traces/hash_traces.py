@@ -16,7 +16,7 @@ Sources: Mooncake, arXiv 2407.00079; "KVCache Cache in the Wild", arXiv 2506.026
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -46,16 +46,6 @@ _EPOCHS = (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e8))
 _SHOWN_LETTERS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One line."""
-
-    timestamp: float
-    input_tokens: int
-    output_tokens: int
-    hashes: list[int | str]
-
-
 def read_hash_trace(
     path: Path,
     block_tokens: int | None = None,
@@ -75,10 +65,10 @@ def read_hash_trace(
     sample = list(islice(iter_lines(path, _parse, "skip", []), _SAMPLE))
     size = _block_size(path.name, sample, block_tokens)
     if unit == "auto":
-        unit = _time_unit([row.timestamp for row in sample])
+        unit = _time_unit([row.arrival_s for row in sample])
 
     def parse(number: int, line: bytes) -> BlockRequest:
-        return _request(_parse(number, line), size)
+        return _in_full_blocks(_parse(number, line), size)
 
     broken = list[BrokenLine]()
     builder = TraceBuilder(iter_lines(path, parse, on_broken, broken))
@@ -86,13 +76,14 @@ def read_hash_trace(
     return replace(trace, notes=(f"Timestamps are read as {_UNIT_NAMES[unit]}.",))
 
 
-def _parse(_number: int, line: bytes) -> _Row:
+def _parse(_number: int, line: bytes) -> BlockRequest:
+    """Read a line: its arrival in the trace's own unit, and all of its hashes."""
     fields = read_object(line)
     hashes = fields.get("hash_ids")
     if not isinstance(hashes, list) or not {type(each) for each in hashes} <= {int, str}:
         raise BrokenTrace("hash_ids must be a list of integers or strings")
     num_input, num_output = int(_figure(fields, "input_length")), _figure(fields, "output_length")
-    return _Row(_figure(fields, "timestamp"), num_input, int(num_output), hashes)
+    return BlockRequest(_figure(fields, "timestamp"), num_input, int(num_output), hashes)
 
 
 def _figure(fields: dict[str, Any], name: str) -> float:
@@ -103,23 +94,22 @@ def _figure(fields: dict[str, Any], name: str) -> float:
     return value
 
 
-def _request(row: _Row, block_tokens: int) -> BlockRequest:
+def _in_full_blocks(row: BlockRequest, block_tokens: int) -> BlockRequest:
     """Return a line's request, without its partial last block."""
     if not _fits(row, block_tokens):
         raise BrokenTrace(
-            f"{len(row.hashes)} hash_ids for {row.input_tokens} tokens in blocks of {block_tokens}"
+            f"{len(row.blocks)} hash_ids for {row.input_tokens} tokens in blocks of {block_tokens}"
         )
-    full = row.input_tokens // block_tokens
-    return BlockRequest(row.timestamp, row.input_tokens, row.output_tokens, row.hashes[:full])
+    return replace(row, blocks=row.blocks[: row.input_tokens // block_tokens])
 
 
-def _fits(row: _Row, block_tokens: int) -> bool:
+def _fits(row: BlockRequest, block_tokens: int) -> bool:
     """Return whether a prompt has as many hashes as blocks, with or without the partial last."""
     full = row.input_tokens // block_tokens
-    return full <= len(row.hashes) <= -(-row.input_tokens // block_tokens)
+    return full <= len(row.blocks) <= -(-row.input_tokens // block_tokens)
 
 
-def _block_size(name: str, rows: Sequence[_Row], requested: int | None) -> int:
+def _block_size(name: str, rows: Sequence[BlockRequest], requested: int | None) -> int:
     """Derive the tokens per block from lengths and numbers of hashes.
 
     Raises:

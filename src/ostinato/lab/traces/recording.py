@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato.errors import BrokenTrace
-from ostinato.lab.log.lines import BrokenLine, OnBroken, read_lines
+from ostinato.lab.log.lines import BrokenLine, OnBroken, iter_lines
 from ostinato.traces.format import Added, AnyEvent, Ended, Header, Stopped, read_event, read_header
 
 
@@ -48,16 +48,15 @@ def read_recording(path: str | Path, on_broken: OnBroken = "refuse") -> Recordin
         BrokenTrace: It is not a recording, or a line is invalid and not to be skipped.
     """
     path = Path(path)
-    headers: list[Header] = []
+    headers, broken = list[Header](), list[BrokenLine]()
 
-    def parse(line: bytes) -> AnyEvent | None:
+    def parse(_number: int, line: bytes) -> AnyEvent | None:
         if not headers:
             headers.append(read_header(line))
             return None
         return read_event(line)
 
-    lines = read_lines(path, parse, on_broken)
+    events = [event for event in iter_lines(path, parse, on_broken, broken) if event is not None]
     if not headers:
         raise BrokenTrace(f"{path.name} does not begin with the header of a recorded trace")
-    events = tuple(event for event in lines.items if event is not None)
-    return Recording(path.name, headers[0], events, lines.broken)
+    return Recording(path.name, headers[0], tuple(events), tuple(broken))

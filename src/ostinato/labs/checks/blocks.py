@@ -8,12 +8,13 @@ from ostinato.labs.mistakes import (
     Mistake,
     Story,
     expect_list,
+    expect_match,
     expect_type,
-    num_common,
     spaced,
     texts,
     tokens,
 )
+from ostinato.observe.prompt_diff import num_alike
 
 CHECKS = CheckList()
 
@@ -25,8 +26,7 @@ def check_usable(lab: Any, story: Story) -> None:
         for num_tokens in range(1, 10):
             call = f"usable_tokens({num_tokens}, {size})"
             story.append(call)
-            usable = lab.usable_tokens(num_tokens, size)
-            expect_type(usable, int, call)
+            usable = expect_type(lab.usable_tokens(num_tokens, size), int, call)
             right = (num_tokens - 1) // size * size
             if usable == right:
                 continue
@@ -51,7 +51,7 @@ def check_digest_type(lab: Any, story: Story) -> None:
         raise Mistake(
             "hashes-the-container",
             "A list and a tuple of equal tokens have different names.",
-            [_digest(lab, "ROOT", [65, 66]), _digest(lab, "ROOT", (65, 66))],
+            [_digest(lab, [65, 66]), _digest(lab, (65, 66))],
             "str([1, 2]) and str((1, 2)) differ: pack the numbers, do not print them.",
         )
     if len(digest) < 16:
@@ -73,7 +73,7 @@ def check_digest_tokens(lab: Any, story: Story) -> None:
     for one, other, kind, what in pairs:
         story.append(f"block_digest(ROOT, {one}), block_digest(ROOT, {other})")
         if lab.block_digest(lab.ROOT, one) == lab.block_digest(lab.ROOT, other):
-            picture = [_digest(lab, "ROOT", one), _digest(lab, "ROOT", other)]
+            picture = [_digest(lab, one), _digest(lab, other)]
             raise Mistake(kind, what, picture, "Then one block's KV is served for another's text.")
 
 
@@ -97,8 +97,7 @@ def check_chain(lab: Any, story: Story) -> None:
     index = lab.HashIndex(BLOCK)
     for text in texts(6, shortest=0):
         story[:] = [f"HashIndex({BLOCK}).chain({spaced(text)})"]
-        chain = index.chain(tokens(text))
-        expect_list(chain, bytes, story[0])
+        chain = expect_list(index.chain(tokens(text)), bytes, story[0])
         full = len(text) // BLOCK
         picture = [f"tokens     {spaced(text)}", f"digests    {len(chain)}, not {full}"]
         if len(chain) > full:
@@ -115,7 +114,7 @@ def _compare_chains(
     text: str, chain: tuple[bytes, ...], other: str, others: tuple[bytes, ...]
 ) -> None:
     """Require equal digests exactly as far as two texts begin with equal blocks."""
-    common = num_common(text, other) // BLOCK
+    common = num_alike(text, other) // BLOCK
     for place in range(len(chain)):
         end = (place + 1) * BLOCK
         if place >= common and chain[place] == others[place]:
@@ -154,8 +153,9 @@ def check_match(lab: Any, story: Story) -> None:
         if held != blocks:
             what = "insert into an empty index returns other blocks than it was given."
             raise Mistake("insert-returns-wrong", what, [*story, f"->  {held}, not {blocks}"])
+        cached = {first[: (at + 1) * BLOCK]: at for at in blocks}
         for text in texts(6):
-            _check_match(index, story, first, text)
+            expect_match(index, text, cached, story[-1:])
 
 
 @CHECKS.add("A walk stops at the first miss", 4, 5, 6)
@@ -215,27 +215,10 @@ def check_remove(lab: Any, story: Story) -> None:
 def _insert(index: Any, story: Story, text: str, blocks: list[int]) -> list[int]:
     full = text[: len(blocks) * BLOCK]
     story.append(f"insert({spaced(full)}, {blocks})")
-    held = index.insert(tokens(full), blocks[:])
-    expect_list(held, int, story[-1])
+    held = expect_list(index.insert(tokens(full), blocks[:]), int, story[-1])
     return list(held)
 
 
-def _check_match(index: Any, story: Story, cached: str, text: str) -> None:
-    call = f"match({spaced(text)})"
-    match = index.match(tokens(text))
-    expect_list(match, int, call)
-    right = list(range(min(num_common(cached, text), len(cached) // BLOCK * BLOCK) // BLOCK))
-    if match == right:
-        return
-    picture = [story[-1], f"{call}  ->  {match}, not {right}"]
-    if match == right[::-1]:
-        raise Mistake("blocks-out-of-order", "Blocks are not in the order of tokens.", picture)
-    if len(match) > len(right):
-        why = "A wrong hit gives an answer that looks right and is not (law 3)."
-        raise Mistake("finds-what-is-not-there", "match finds other tokens.", picture, why)
-    raise Mistake("misses-what-is-cached", "match misses a block that is cached.", picture)
-
-
-def _digest(lab: Any, parent: str, ids: Any) -> str:
+def _digest(lab: Any, ids: Any) -> str:
     digest: bytes = lab.block_digest(lab.ROOT, ids)
-    return f"block_digest({parent}, {ids})  ->  {digest.hex()[:16]}"
+    return f"block_digest(ROOT, {ids})  ->  {digest.hex()[:16]}"

@@ -158,8 +158,7 @@ def check_room(lab: Any, story: Story) -> None:
     policy, (a, b, c), (x,) = lab.Policy(), _chain(lab, "ABC"), _leaves(lab, "X")
     policy.add([c, b, a, x])
     story += ["A <- B <- C and X are idle, released in the order C B A X", "make_room(5)"]
-    evicted = lab.make_room(5, policy)
-    expect_list(evicted, lab.Block, "make_room(5, policy)")
+    evicted = expect_list(lab.make_room(5, policy), lab.Block, "make_room(5, policy)")
     idle = [block.name for block in policy.queue]
     if evicted or idle != list("CBAX"):
         raise Mistake(
@@ -180,4 +179,3 @@ def check_room(lab: Any, story: Story) -> None:
         raise Mistake("evicted-stays-evictable", what, picture, "It would be evicted twice.")
     if evicted != [c, b, a]:
         raise Mistake("wrong-order", "Blocks are evicted in another order.", picture)
-    del a, b

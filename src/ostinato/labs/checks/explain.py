@@ -9,10 +9,11 @@ from ostinato.labs.mistakes import (
     Story,
     expect_list,
     expect_type,
-    num_common,
+    letters,
     texts,
     tokens,
 )
+from ostinato.observe.prompt_diff import num_alike
 
 CHECKS = CheckList()
 
@@ -22,7 +23,7 @@ def _history(earlier: list[Any]) -> list[str]:
         return ["no request before it"]
     return [
         f"{one.name}{f' (tenant {one.tenant})' if one.tenant else ''}: "
-        f"{''.join(map(chr, one.tokens))}, {one.num_kept} tokens still cached"
+        f"{letters(one.tokens)}, {one.num_kept} tokens still cached"
         for one in earlier
     ]
 
@@ -45,8 +46,7 @@ def check_nearest(lab: Any, story: Story) -> None:
     known = {"one": "ABCX", "two": "ABCDEX", "three": "ABCDEY", "four": "ABZ"}
     earlier = [lab.Earlier(name, tokens(text), 4) for name, text in known.items()]
     for prompt, right in (("ABCDEFG", "three"), ("ABCW", "three"), ("ABZW", "four"), ("QRS", None)):
-        call = f"nearest({prompt})"
-        story[:] = [*_history(earlier), call]
+        call = story.begin(f"nearest({prompt})", *_history(earlier))
         near = lab.nearest(tokens(prompt), earlier)
         expect_type(near, (lab.Earlier, type(None)), call, "an Earlier, or None")
         name = None if near is None else near.name
@@ -58,8 +58,8 @@ def check_nearest(lab: Any, story: Story) -> None:
             raise Mistake("near-without-a-token", what, picture)
         if name is None:
             raise Mistake("nearest-missed", "A request shares tokens, and none is named.", picture)
-        chosen = num_common(prompt, "".join(map(chr, near.tokens)))
-        longest = max(num_common(tokens(prompt), list(one.tokens)) for one in earlier)
+        chosen = num_alike(prompt, letters(near.tokens))
+        longest = max(num_alike(prompt, text) for text in known.values())
         if chosen == longest:
             what = "Of two that share as much, the older one is named."
             raise Mistake("oldest-of-equals", what, picture, "The newest is the likeliest.")
@@ -74,10 +74,8 @@ def check_known(lab: Any, story: Story) -> None:
         if start > stop:
             continue
         near = lab.Earlier("one", tokens("ABCDEFGH"), kept)
-        call = f"known_spans({start}, {stop}), {kept} tokens still cached"
-        story[:] = [call]
-        spans = lab.known_spans(start, stop, near)
-        expect_list(spans, lab.Span, call)
+        call = story.begin(f"known_spans({start}, {stop}), {kept} tokens still cached")
+        spans = expect_list(lab.known_spans(start, stop, near), lab.Span, call)
         reasons = ["?"] * stop
         for span in spans:
             for at in range(max(0, span.start), min(stop, span.stop)):
@@ -107,10 +105,8 @@ def check_new(lab: Any, story: Story) -> None:
     near = lab.Earlier("one", tokens("ABCD"), 4)
     for start, which, right in ((2, near, ("differs", "one")), (4, near, ("never seen", "one")),
                                 (0, None, ("never seen", ""))):  # fmt: skip
-        call = f"new_span({start}, 6, {'one: ABCD' if which else 'None'})"
-        story[:] = [call]
-        span = lab.new_span(start, 6, which)
-        expect_type(span, lab.Span, call)
+        call = story.begin(f"new_span({start}, 6, {'one: ABCD' if which else 'None'})")
+        span = expect_type(lab.new_span(start, 6, which), lab.Span, call)
         picture = [f"{call}  ->  {span.reason} {span.other}", f"not {' '.join(right)}"]
         if (span.start, span.stop) != (start, 6):
             raise Mistake("span-too-wide", "The span is not the one that was asked for.", picture)
@@ -128,8 +124,7 @@ def check_merged(lab: Any, story: Story) -> None:
     spans = [lab.Span(0, 0, "hit"), lab.Span(0, 2, "hit"), lab.Span(2, 4, "hit"),
              lab.Span(4, 4, "evicted", "one"), lab.Span(4, 5, "evicted", "two"),
              lab.Span(5, 6, "evicted", "one")]  # fmt: skip
-    result = lab.merged(spans)
-    expect_list(result, lab.Span, "merged(spans)")
+    result = expect_list(lab.merged(spans), lab.Span, "merged(spans)")
     shown = [f"{s.start}..{s.stop} {s.reason} {s.other}" for s in result]
     picture = ["hit 0..0, 0..2, 2..4; evicted 4..4 one, 4..5 two, 5..6 one", "->", *shown]
     if any(span.start >= span.stop for span in result):
@@ -154,13 +149,11 @@ def check_explain(lab: Any, story: Story) -> None:
     ]  # fmt: skip
     for history, prompt in product(histories, texts(5, shortest=2)):
         earlier = [lab.Earlier(name, tokens(t), kept, who) for name, t, kept, who in history]
-        longest = max([min(kept, num_common(prompt, t)) for _, t, kept, who in history if not who],
+        longest = max([min(kept, num_alike(prompt, t)) for _, t, kept, who in history if not who],
                    default=0)  # fmt: skip
         for num_hit in sorted({0, min(longest, len(prompt) - 1) // 2 * 2}):
-            call = f"explain({prompt}, {num_hit} hit)"
-            story[:] = [*_history(earlier), call]
-            spans = lab.explain(tokens(prompt), num_hit, earlier)
-            expect_list(spans, lab.Span, call)
+            call = story.begin(f"explain({prompt}, {num_hit} hit)", *_history(earlier))
+            spans = expect_list(lab.explain(tokens(prompt), num_hit, earlier), lab.Span, call)
             _check_sum(prompt, spans, story[:-1])
             _check_reasons(prompt, num_hit, history, spans, story[:-1])
 
@@ -185,8 +178,8 @@ def _check_reasons(
     lines: list[str],
 ) -> None:  # fmt: skip
     reasons = [span.reason for span in spans for _ in range(span.start, span.stop)]
-    own = max([num_common(prompt, t) for _, t, _, who in history if not who], default=0)
-    others = max([num_common(prompt, t) for _, t, _, who in history if who], default=0)
+    own = max([num_alike(prompt, t) for _, t, _, who in history if not who], default=0)
+    others = max([num_alike(prompt, t) for _, t, _, who in history if who], default=0)
     picture = [*lines, f"{num_hit} tokens hit", *_drawn(prompt, spans)]
     if any((reason == "hit") != (at < num_hit) for at, reason in enumerate(reasons)):
         what = f"{num_hit} tokens hit, and {reasons.count('hit')} are explained as hits."

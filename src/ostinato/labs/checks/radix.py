@@ -9,12 +9,13 @@ from ostinato.labs.mistakes import (
     Mistake,
     Story,
     expect_list,
+    expect_match,
     expect_type,
-    num_common,
     spaced,
     texts,
     tokens,
 )
+from ostinato.observe.prompt_diff import num_alike
 
 CHECKS = CheckList()
 
@@ -27,14 +28,12 @@ def check_common(lab: Any, story: Story) -> None:
             continue
         node = lab.Node(None, tokens(held), range(len(held) // BLOCK))
         for text in texts(5, shortest=0):
-            call = f"common_blocks({spaced(held)}, {spaced(text)})"
-            story[:] = [call]
-            count = lab.Index(BLOCK).common_blocks(node, tokens(text))
-            expect_type(count, int, call)
-            right = num_common(held, text) // BLOCK
+            call = story.begin(f"common_blocks({spaced(held)}, {spaced(text)})")
+            count = expect_type(lab.Index(BLOCK).common_blocks(node, tokens(text)), int, call)
+            right = num_alike(held, text) // BLOCK
             picture = [f"node      {spaced(held)}", f"tokens    {spaced(text)}",
                        f"->  {count}, not {right}"]  # fmt: skip
-            if count * BLOCK > num_common(held, text):
+            if count * BLOCK > num_alike(held, text):
                 what = "A block counts as common that differs, or is not all there."
                 raise Mistake("differing-block-counts", what, picture)
             if count != right:
@@ -51,10 +50,8 @@ def check_match(lab: Any, story: Story) -> None:
               "ABC": [7], "XY": [], "": [], "ABCDEFGH": [7, 8, 9], "ABXYEF": [7],
               "ABEF": [7]}  # fmt: skip
     for text, right in rights.items():
-        call = f"match({spaced(text)})"
-        story[:] = [call]
-        match = index.match(tokens(text))
-        expect_list(match, int, call)
+        call = story.begin(f"match({spaced(text)})")
+        match = expect_list(index.match(tokens(text)), int, call)
         picture = [*before.splitlines(), f"{call}  ->  {match}, not {right}"]
         if index.picture() != before:
             what = "A look-up changes the tree."
@@ -134,8 +131,7 @@ def _insert(index: Any, story: Story, text: str, blocks: list[int], right: list[
     call = f"insert({spaced(text)}, {blocks})"
     story.append(call)
     known = {one: index.match(tokens(one)) for one in ("ABCDEF", "ABCDGH", "ABXY", "AXYZ")}
-    held = index.insert(tokens(text), blocks[:])
-    expect_list(held, int, call)
+    held = expect_list(index.insert(tokens(text), blocks[:]), int, call)
     picture = [*story[-6:], *index.picture().split("\n")]
     match = index.match(tokens(text))
     if match != right and match == blocks and right != blocks:
@@ -198,28 +194,11 @@ def check_all(lab: Any, story: Story) -> None:
             ends = [text[: (at + 1) * BLOCK] for at in range(len(own))]
             right = [blocks.setdefault(end, block) for end, block in zip(ends, own, strict=True)]
             for one in prompts:
-                _compare(index, story, blocks, one)
+                expect_match(index, one, blocks, story, index.picture().split("\n"))
             if held != right:
                 what = "insert returns another block than the one that holds the content."
                 raise Mistake("insert-returns-wrong", what, [*story, f"->  {held}, not {right}"])
         _check_tree(index, story)
-
-
-def _compare(index: Any, story: Story, blocks: dict[str, int], text: str) -> None:
-    right = list[int]()
-    for end in range(BLOCK, len(text) + 1, BLOCK):
-        if text[:end] not in blocks:
-            break
-        right.append(blocks[text[:end]])
-    match = index.match(tokens(text))
-    if match != right:
-        picture = [
-            *story,
-            *index.picture().split("\n"),
-            f"match({spaced(text)})  ->  {match}, not {right}",
-        ]
-        kind = "finds-what-is-not-there" if len(match) > len(right) else "misses-what-is-cached"
-        raise Mistake(kind, "match and a dictionary of all prefixes differ.", picture)
 
 
 def _check_tree(index: Any, story: Story) -> None:

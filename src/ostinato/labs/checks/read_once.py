@@ -18,10 +18,11 @@ def _numbers(*shape: int, seed: int = 0, scale: float = 1.0) -> Floats:
     return np.random.default_rng(seed).normal(size=shape, scale=scale)
 
 
-def _pair(value: object, call: str) -> tuple[Floats, Floats]:
-    """Require a pair of arrays."""
+def _read(call: str, function: Any, *arguments: Any) -> Parts:
+    """Return what a function returns without NumPy's warnings; require a pair of arrays."""
+    with np.errstate(all="ignore"):
+        value = function(*arguments)
     expect_type(value, tuple, call, "a pair: what is read, and the log-sum-exp")
-    assert isinstance(value, tuple)
     for one in value[:2]:
         expect_type(one, np.ndarray, call, "two arrays")
     return value[0], value[1]
@@ -32,8 +33,18 @@ def _differ(got: Floats, right: Floats) -> bool:
     return is_bad or bool(np.abs(got - right).max() > 1e-9)
 
 
+def _agree(got: Parts, right: Parts) -> bool:
+    return not (_differ(got[0], right[0]) or _differ(got[1], right[1]))
+
+
 def _row(name: str, values: Floats) -> str:
     return f"{name:9}{np.array2string(np.ravel(values)[:4], precision=4)}"
+
+
+def _rows(got: Parts, right: Parts) -> list[str]:
+    """Draw what is read and the log-sum-exp, each above what it should be."""
+    pairs = zip(("read", "lse"), got, right, strict=True)
+    return [row for name, one, other in pairs for row in (_row(name, one), _row("not", other))]
 
 
 @CHECKS.add("Softmax over a part", 1)
@@ -41,52 +52,34 @@ def check_partial(lab: Any, story: Story) -> None:
     """One query, one key; then two; then scores that overflow."""
     for num_queries, num_keys, dim in ((1, 1, 1), (1, 2, 1), (1, 2, 4), (3, 5, 4)):
         q, k = _numbers(num_queries, dim, seed=1), _numbers(num_keys, dim, seed=2)
-        v, call = (
-            _numbers(num_keys, dim, seed=3),
-            f"partial, {num_queries} queries, {num_keys} keys, dim {dim}",
-        )
-        story[:] = [call]
-        with np.errstate(all="ignore"):
-            out, lse = _pair(lab.partial(q, k, v), call)
-        _name_partial(call, (out, lse), softmax(q, k, v), q, k, v)
+        v = _numbers(num_keys, dim, seed=3)
+        call = story.begin(f"partial, {num_queries} queries, {num_keys} keys, dim {dim}")
+        _name_partial(call, _read(call, lab.partial, q, k, v), q, k, v)
     q, k, v = np.full((1, 4), 50.0), np.full((2, 4), 50.0), _numbers(2, 4)
-    with np.errstate(all="ignore"):
-        out, lse = _pair(lab.partial(q, k, v), "partial with scores of 5,000")
-    right = softmax(q, k, v)
-    if _differ(out, right[0]) or _differ(lse, right[1]):
+    got, right = _read("partial with scores of 5,000", lab.partial, q, k, v), softmax(q, k, v)
+    if not _agree(got, right):
         what = "Large scores overflow: np.exp is called before the largest is subtracted."
-        picture = ["scores of 5,000", _row("read", out), _row("not", right[0])]
+        picture = ["scores of 5,000", *_rows(got, right)]
         raise Mistake("softmax-overflows", what, picture, "NaN in one layer is NaN in the answer.")
 
 
-def _name_partial(
-    call: str,
-    got: tuple[Floats, Floats],
-    right: tuple[Floats, Floats],
-    q: Floats,
-    k: Floats,
-    v: Floats,
-) -> None:
+def _name_partial(call: str, got: Parts, q: Floats, k: Floats, v: Floats) -> None:
     """Raise the mistake that explains a wrong result."""
-    if not (_differ(got[0], right[0]) or _differ(got[1], right[1])):
+    right = softmax(q, k, v)
+    if _agree(got, right):
         return
-    picture = [call, _row("read", got[0]), _row("not", right[0]), _row("lse", got[1]),
-               _row("not", right[1])]  # fmt: skip
-    root = np.sqrt(q.shape[1])
-    unscaled = softmax(q * root, k, v)
-    sums = np.exp(q @ k.T / root) @ v
-    if got[0].shape != right[0].shape or got[1].shape != right[1].shape:
-        shapes = [one.shape for one in (*got, *right)]
+    picture, root = [call, *_rows(got, right)], np.sqrt(q.shape[1])
+    shapes = [one.shape for one in (*got, *right)]
+    if shapes[:2] != shapes[2:]:
         what = "The shapes are {} and {}, not {} and {}.".format(*shapes)
         raise Mistake("wrong-shape", what, picture)
-    if q.shape[1] > 1 and not _differ(got[0], unscaled[0]):
+    if q.shape[1] > 1 and not _differ(got[0], softmax(q * root, k, v)[0]):
         raise Mistake("scores-not-scaled", "Scores are not divided by sqrt(dim).", picture)
-    if not _differ(got[0], sums):
+    if not _differ(got[0], np.exp(q @ k.T / root) @ v):
         what = "The weighted sum is not divided by the sum of the weights."
         raise Mistake("weights-not-normalised", what, picture)
     if not _differ(got[0], right[0]):
-        largest = (q @ k.T / root).max(axis=1)
-        if not _differ(got[1] + largest, right[1]):
+        if not _differ(got[1] + (q @ k.T / root).max(axis=1), right[1]):
             what = "The largest score is subtracted, and not added to the log-sum-exp again."
             raise Mistake("largest-forgotten", what, picture, "A merge would weigh wrongly.")
         what = "What is read is right; the log-sum-exp is not."
@@ -97,71 +90,53 @@ def _name_partial(
 @CHECKS.add("Merging two parts", 1, 2)
 def check_merge(lab: Any, story: Story) -> None:
     """Every cut of five keys, also where one part outweighs the other."""
+    equal = np.ones(2)
     for scale, cut in product((1.0, 12.0), range(1, 5)):
-        q, k, v = (
-            _numbers(2, 4, seed=4, scale=scale),
-            _numbers(5, 4, seed=5, scale=scale),
-            _numbers(5, 4),
-        )
-        one, two, right = (
-            softmax(q, k[:cut], v[:cut]),
-            softmax(q, k[cut:], v[cut:]),
-            softmax(q, k, v),
-        )
-        call = f"merge of keys 0..{cut} and {cut}..5"
-        story[:] = [call]
-        with np.errstate(all="ignore"):
-            out, lse = _pair(lab.merge(*one, *two), call)
-        if not (_differ(out, right[0]) or _differ(lse, right[1])):
+        q, k = _numbers(2, 4, seed=4, scale=scale), _numbers(5, 4, seed=5, scale=scale)
+        v = _numbers(5, 4)
+        one, two = softmax(q, k[:cut], v[:cut]), softmax(q, k[cut:], v[cut:])
+        call = story.begin(f"merge of keys 0..{cut} and {cut}..5")
+        got, right = _read(call, lab.merge, *one, *two), softmax(q, k, v)
+        if _agree(got, right):
             continue
-        picture = [
-            call,
-            _row("read", out),
-            _row("not", right[0]),
-            _row("lse", lse),
-            _row("not", right[1]),
-        ]
-        if not _differ(out, (one[0] + two[0]) / 2):
-            what = "Both parts weigh the same, whatever their scores."
-            raise Mistake("merged-by-halves", what, picture)
-        if not _differ(out, _weighed(one[0], two[1], two[0], one[1])):
-            raise Mistake("weights-exchanged", "Each part has the other one's weight.", picture)
-        if not _differ(out, _by_count(one[0], cut, two[0], 5 - cut)):
-            raise Mistake("merged-by-length", "Parts weigh by their number of keys.", picture)
-        if not _differ(out, right[0]):
+        picture = [call, *_rows(got, right)]
+        exchanged = np.exp(two[1]), np.exp(one[1])
+        weights = (equal, equal), exchanged, (cut * equal, (5 - cut) * equal)
+        for (kind, what), (weight, other) in zip(_WRONG_WEIGHTS.items(), weights, strict=True):
+            if not _differ(got[0], _mean(one[0], weight, two[0], other)):
+                raise Mistake(kind, what, picture)
+        if not _differ(got[0], right[0]):
             raise Mistake("merged-log-sum-exp-wrong", "The merged log-sum-exp is wrong.", picture,
                           "The next merge would weigh wrongly.")  # fmt: skip
         raise Mistake("merge-wrong", "The merged result is not attention over all keys.", picture)
     _check_far(lab)
 
 
-def _weighed(out: Floats, lse: Floats, other: Floats, others: Floats) -> Floats:
-    one, two = np.exp(lse), np.exp(others)
-    mean: Floats = (out * one[:, None] + other * two[:, None]) / (one + two)[:, None]
-    return mean
+_WRONG_WEIGHTS = {
+    "merged-by-halves": "Both parts weigh the same, whatever their scores.",
+    "weights-exchanged": "Each part has the other one's weight.",
+    "merged-by-length": "Parts weigh by their number of keys.",
+}
 
 
-def _by_count(one: Floats, num_one: int, two: Floats, num_two: int) -> Floats:
-    mean: Floats = (one * num_one + two * num_two) / (num_one + num_two)
+def _mean(one: Floats, weight: Floats, two: Floats, other: Floats) -> Floats:
+    """Return the weighted mean of what two parts read, by query."""
+    mean: Floats = (one * weight[:, None] + two * other[:, None]) / (weight + other)[:, None]
     return mean
 
 
 def _check_far(lab: Any) -> None:
     """A log-sum-exp of 5,000, and one of minus infinity: nothing was read so far."""
     one, two = np.ones((1, 2)), np.full((1, 2), 3.0)
-    with np.errstate(all="ignore"):
-        out, _ = _pair(lab.merge(one, np.array([5000.0]), two, np.array([4000.0])), "merge")
-        new, _ = _pair(lab.merge(0 * one, np.array([-np.inf]), two, np.array([1.0])), "merge")
+    out, _ = _read("merge", lab.merge, one, np.array([5000.0]), two, np.array([4000.0]))
+    new, _ = _read("merge", lab.merge, 0 * one, np.array([-np.inf]), two, np.array([1.0]))
     if _differ(out, one):
         picture = ["log-sum-exp 5,000 and 4,000", _row("read", out), _row("not", one)]
         what = "Large sums overflow: np.exp is called before the larger one is subtracted."
         raise Mistake("merge-overflows", what, picture)
     if _differ(new, two):
-        picture = [
-            "merge with a part of no keys (log-sum-exp -inf)",
-            _row("read", new),
-            _row("not", two),
-        ]
+        picture = ["merge with a part of no keys (log-sum-exp -inf)", _row("read", new),
+                   _row("not", two)]  # fmt: skip
         raise Mistake("empty-part-counts", "A part without keys changes the result.", picture)
 
 
@@ -215,8 +190,7 @@ def check_attend(lab: Any, story: Story) -> None:
     cases = [([[0]], [2]), ([[0]], [1]), ([[0, 1], [0, 2]], [4, 4]), ([[0, 1], [0, 2]], [3, 4]),
              ([[0, 1, 3], [0, 1, 4], [0, 2]], [6, 5, 3]), ([[0], [0, 1]], [2, 4])]  # fmt: skip
     for tables, lengths in cases:
-        call = f"attend, tables {tables}, lengths {lengths}"
-        story[:] = [call]
+        call = story.begin(f"attend, tables {tables}, lengths {lengths}")
         q = _numbers(len(tables), 4, seed=7)
         k, v = _numbers(5, size, 4, seed=8), _numbers(5, size, 4, seed=9)
         used = {

@@ -21,10 +21,8 @@ def check_compute(lab: Any, story: Story) -> None:
     """All small counts."""
     for num_tokens, cached, expected in product(range(1, 6), range(6), range(4)):
         worker = lab.Worker("w1", cached, expected)
-        call = f"to_compute({num_tokens}, w1)"
-        story[:] = [*_drawn([worker]), call]
-        count = lab.to_compute(num_tokens, worker)
-        expect_type(count, int, call)
+        call = story.begin(f"to_compute({num_tokens}, w1)", *_drawn([worker]))
+        count = expect_type(lab.to_compute(num_tokens, worker), int, call)
         right = max(1, num_tokens - cached - expected)
         if count == right:
             continue
@@ -49,10 +47,8 @@ def check_share(lab: Any, story: Story) -> None:
     for recents in ((0.0, 0.0), (30.0, 10.0), (60.0, 0.0, 0.0), (5.0,)):
         workers = [lab.Worker(f"w{at}", recent=recent) for at, recent in enumerate(recents, 1)]
         for worker in workers:
-            call = f"above_share({worker.name})"
-            story[:] = [*_drawn(workers), call]
-            more = lab.above_share(worker, workers)
-            expect_type(more, (int, float), call, "a number")
+            call = story.begin(f"above_share({worker.name})", *_drawn(workers))
+            more = expect_type(lab.above_share(worker, workers), (int, float), call, "a number")
             right = max(0.0, worker.recent - sum(recents) / len(recents))
             if abs(more - right) < 1e-9:
                 continue
@@ -69,13 +65,7 @@ def check_share(lab: Any, story: Story) -> None:
 @CHECKS.add("One number", 1, 2, 3)
 def check_score(lab: Any, story: Story) -> None:
     """Each part raises it."""
-    base: dict[str, Any] = {
-        "name": "w1",
-        "cached": 40,
-        "expected": 0,
-        "queued": 100,
-        "recent": 50.0,
-    }
+    base = {"name": "w1", "cached": 40, "expected": 0, "queued": 100, "recent": 50.0}
     changes: dict[str, tuple[dict[str, Any], str]] = {
         "load-ignored": ({"queued": 300}, "What is queued there does not matter."),
         "hits-not-scored": ({"cached": 90}, "What is cached there does not matter."),
@@ -88,14 +78,11 @@ def check_score(lab: Any, story: Story) -> None:
         for each in scores:
             expect_type(each, (int, float), "score(100, w1, workers)", "a number")
         story[:] = _drawn([one, two])
+        picture = [f"{line}  ->  {score:g}" for line, score in zip(story, scores, strict=True)]
         if scores[0] == scores[1]:
-            lines = zip(_drawn([one, two]), scores, strict=True)
-            picture = [f"{line}  ->  {value:g}" for line, value in lines]
             raise Mistake(kind, what, picture, _WHY[kind])
         rises = kind != "hits-not-scored"
         if (scores[1] > scores[0]) != rises:
-            lines = zip(_drawn([one, two]), scores, strict=True)
-            picture = [f"{line}  ->  {value:g}" for line, value in lines]
             raise Mistake("score-falls", "More work has a lower score, or a hit a higher.", picture)
     exact = lab.score(
         100, lab.Worker("w1", 40, 10, 100, 90.0), [lab.Worker("w1", recent=90.0), other]
@@ -123,8 +110,7 @@ def check_choice(lab: Any, story: Story) -> None:
             workers = [lab.Worker(f"w{at}", *kind) for at, kind in enumerate(chosen, 1)]
             before = _drawn(workers)
             story[:] = [*before, "choose(100, workers)"]
-            place = lab.Policy().choose(100, workers)
-            expect_type(place, int, "choose(100, workers)")
+            place = expect_type(lab.Policy().choose(100, workers), int, "choose(100, workers)")
             if _drawn(workers) != before:
                 what = "A choice changes the workers."
                 raise Mistake(
@@ -162,10 +148,8 @@ def _check_place(lab: Any, workers: list[Any], place: int) -> None:
 def check_reason(lab: Any, story: Story) -> None:
     """Numbers that add up to the prompt."""
     worker = lab.Worker("w1", 60, 30, 40)
-    call = "reason(100, w1)"
-    story[:] = [*_drawn([worker]), call]
-    text = lab.reason(100, worker)
-    expect_type(text, str, call)
+    call = story.begin("reason(100, w1)", *_drawn([worker]))
+    text = expect_type(lab.reason(100, worker), str, call)
     right = "w1: 90 of 100 tokens cached, 10 to compute, 40 queued"
     picture = [*_drawn([worker]), f"{call}  ->", f"  {text!r:.70}", f"not {right!r}"]
     if text == right:

@@ -30,8 +30,7 @@ def check_blocks(lab: Any, story: Story) -> None:
         sequence = lab.Sequence("A", 20, computed, held)
         call = f"new_blocks(A, {new}, 4), {computed} tokens computed, {held} blocks held"
         story[:] = [call]
-        count = lab.new_blocks(sequence, new, 4)
-        expect_type(count, int, call)
+        count = expect_type(lab.new_blocks(sequence, new, 4), int, call)
         right = max(0, -(-(computed + new) // 4) - held)
         if count == right:
             continue
@@ -51,8 +50,7 @@ def check_take(lab: Any, story: Story) -> None:
     """All or nothing, and both are counted."""
     step = lab.Step([lab.Sequence("A", 9)], [], free_blocks=2, budget=6)
     story += [*_drawn(step), "take(step, A, 5)"]
-    taken = lab.take(step, step.running[0], 5)
-    expect_type(taken, bool, "take(step, A, 5)")
+    taken = expect_type(lab.take(step, step.running[0], 5), bool, "take(step, A, 5)")
     picture = [*story, f"->  {taken}, budget {step.budget}, free {step.free_blocks}, {step.chunks}"]
     if not taken or step.chunks != {"A": 5}:
         raise Mistake("chunk-not-noted", "There is room, and the chunk is not noted.", picture)
@@ -222,8 +220,7 @@ def check_rank(lab: Any, story: Story) -> None:
     ranking = lab.Ranking()
     call = "rank(100, 90, 0)"
     story.append(call)
-    rank = ranking.rank(100, 90, 0)
-    expect_type(rank, int, call)
+    rank = expect_type(ranking.rank(100, 90, 0), int, call)
     if ranking.rank(500, 0, 0) <= ranking.rank(20, 0, 0):
         picture = [f"rank(500, 0, 0)  ->  {ranking.rank(500, 0, 0)}",
                    f"rank(20, 0, 0)  ->  {ranking.rank(20, 0, 0)}"]  # fmt: skip

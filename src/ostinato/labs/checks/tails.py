@@ -7,11 +7,11 @@ from ostinato.labs.mistakes import (
     Mistake,
     Story,
     expect_type,
-    num_common,
     spaced,
     texts,
     tokens,
 )
+from ostinato.observe.prompt_diff import num_alike
 
 CHECKS = CheckList()
 
@@ -23,11 +23,9 @@ def check_common(lab: Any, story: Story) -> None:
     """From the first token on, and no further than they agree."""
     for one in texts(3, shortest=0):
         for other in texts(3, shortest=0):
-            call = f"num_common({one or '(none)'}, {other or '(none)'})"
-            story[:] = [call]
-            count = lab.num_common(tokens(one), tokens(other))
-            expect_type(count, int, call)
-            right = num_common(one, other)
+            call = story.begin(f"num_common({one or '(none)'}, {other or '(none)'})")
+            count = expect_type(lab.num_common(tokens(one), tokens(other)), int, call)
+            right = num_alike(one, other)
             if count == right:
                 continue
             picture = [f"{call}  ->  {count}, not {right}"]
@@ -55,8 +53,7 @@ def check_siblings(lab: Any, story: Story) -> None:
     story.append("and a tail that is not full: QR behind ABCD, in block 4")
     for before, right in (("ABCD", {8: "EFGH", 3: "MNOP", 4: "QR"}), ("", {7: "ABCD", 1: "XBCD"})):
         call = f"siblings({before})"
-        answer = index.siblings(tokens(before))
-        expect_type(answer, list, call)
+        answer = expect_type(index.siblings(tokens(before)), list, call)
         shown = {block: "".join(map(chr, own)) for own, block in answer}
         picture = [*story, f"{call}  ->  {shown or 'none'}", f"not {right}"]
         if 2 in shown and before:
@@ -131,10 +128,8 @@ def check_seal(lab: Any, story: Story) -> None:
 def check_slots(lab: Any, story: Story) -> None:
     """Where a block's tokens are."""
     for source, target, count in ((2, 5, 1), (2, 5, 3), (0, 1, 2), (3, 1, 0)):
-        call = f"copy_slots({source}, {target}, {count}, {SIZE})"
-        story[:] = [call]
-        pairs = lab.copy_slots(source, target, count, SIZE)
-        expect_type(pairs, list, call)
+        call = story.begin(f"copy_slots({source}, {target}, {count}, {SIZE})")
+        pairs = expect_type(lab.copy_slots(source, target, count, SIZE), list, call)
         right = [(source * SIZE + at, target * SIZE + at) for at in range(count)]
         pairs = [tuple(pair) for pair in pairs]
         if pairs == right:
@@ -191,14 +186,11 @@ def _check_alone(lab: Any) -> None:
 
 def _check_full(lab: Any) -> None:
     table, counts, free = [7], {7: 2}, list[int]()
+    refused = False
     try:
         lab.writable(table, 0, counts, free)
-    except MemoryError:
-        refused = True
-    except IndexError:
-        refused = False
-    else:
-        refused = False
+    except (MemoryError, IndexError) as error:
+        refused = isinstance(error, MemoryError)
     picture = ["table 7, two holders, nothing free", f"writable(table, 0): {table}, {counts}"]
     if (table, counts) != ([7], {7: 2}):
         what = "Without a free block something has changed all the same."

@@ -19,7 +19,7 @@ from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.loop.engine import Engine
 from ostinato.engine.prompts.public_prefixes import public_name
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.labs.side_by_side import ServedRequest, compare, served_requests
+from ostinato.labs.side_by_side import compare, served_requests
 from ostinato.observe.introspection import (
     BlockMap,
     BlockState,
@@ -27,7 +27,7 @@ from ostinato.observe.introspection import (
     map_blocks,
     top_prefixes,
 )
-from ostinato.plugins.arrivals import arrivals_of
+from ostinato.plugins.arrivals import Arrival, arrivals_of
 from ostinato.plugins.loading import is_plugin
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.page.figures import (
@@ -262,7 +262,7 @@ class Comparison:
             self._replay = asyncio.create_task(self._compare(served))
         return self._result
 
-    async def _compare(self, served: list[ServedRequest]) -> None:
+    async def _compare(self, served: list[Arrival]) -> None:
         both = await asyncio.to_thread(compare, served, self._caching, self._scheduling)
         total = max(1, both.prompt_tokens)
         self._result |= {
@@ -279,7 +279,7 @@ def plugin_names(config: EngineConfig) -> list[str]:
     return [value.rpartition("/")[2] for value in values if is_plugin(value)]
 
 
-def _read(engine: Engine) -> tuple[list[ServedRequest], int]:
+def _read(engine: Engine) -> tuple[list[Arrival], int]:
     """Return the ended requests, and how often plug-ins failed."""
     manager, order = engine.cache.manager, engine.scheduler.requests.order
     parts = [manager.index, *manager.pool.shares.policies]
