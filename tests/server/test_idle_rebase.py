@@ -12,6 +12,7 @@ from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.chat_templates import FAMILIES
 from tests.support.checkpoints import Checkpoints, checkpoints, make_tokenizer
+from tests.support.prefix_probe import ENDPOINTS
 from tests.support.servers import await_idle, serving
 from tests.support.waiting import wait_until
 
@@ -135,15 +136,12 @@ QUESTION = "How many rivers reach the northern sea, and how long is each one of 
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "more"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": QUESTION}], "stream": True},
-        ),
-        ("/v1/responses", {"input": QUESTION}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 99}),
+        ("/v1/chat/completions", {}),
+        ("/v1/chat/completions", {"stream": True}),
+        ("/v1/responses", {}),
+        ("/v1/messages", {"max_tokens": 99}),
     ],
 )
 def test_each_api_offers_the_prompt_after_its_answer(
@@ -151,7 +149,7 @@ def test_each_api_offers_the_prompt_after_its_answer(
     http: httpx.Client,
     mode: str,
     path: str,
-    body: dict[str, Any],
+    more: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ):
     """With thinking switched off, each answer opens with marks that the template drops later.
@@ -159,7 +157,8 @@ def test_each_api_offers_the_prompt_after_its_answer(
     Elsewhere only the frame up to the user's words is missing, which is more than a block here.
     """
     off = {"chat_template_kwargs": {"enable_thinking": False}} if "chat" in path else {}
-    answer = http.post(path, json={"model": "m", **ANSWER, **off, **body})
+    body = {**ENDPOINTS[path].body(QUESTION), "model": "m"}
+    answer = http.post(path, json={**body, **ANSWER, **off, **more})
     assert answer.status_code == 200, answer.text
     if mode == "off":
         assert stats(http)["heads"] == 0
