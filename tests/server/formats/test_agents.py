@@ -12,6 +12,7 @@ import pytest
 from ostinato.protocol.dialects import DIALECTS, MESSAGES
 from ostinato.server.state import ServerState
 from tests.server.formats.conftest import prompt_and_answer, says
+from tests.support.prefix_probe import ENDPOINTS
 
 IGNORED, SET_ASIDE = "x-ostinato-ignored-fields", "x-ostinato-set-aside"
 
@@ -255,16 +256,9 @@ def test_a_value_that_nobody_knows_is_accepted_where_nothing_depends_on_it(http:
 
 @pytest.mark.parametrize("api", DIALECTS, ids=lambda api: api.path)
 def test_what_would_change_the_answer_is_refused_by_place(http: httpx.Client, api):
-    bodies: dict[str, Any] = {
-        "/v1/messages": {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
-        "/v1/completions": {"prompt": "x"},
-        "/v1/responses": {"input": "x"},
-        "/v1/embeddings": {"input": "x"},
-        "/v1/rerank": {"query": "x", "documents": ["y"]},
-    }
+    body = {**ENDPOINTS[api.path].body("x"), "max_tokens": 1, "model": "scribe"}
     for name in api.refused:
-        answer = http.post(api.path, json={"model": "scribe", **bodies[api.path], name: "x"})
+        answer = http.post(api.path, json={**body, name: "x"})
         assert answer.status_code == 400 and name in answer.json()["error"]["message"], name
 
 
@@ -308,13 +302,8 @@ PLACES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_an_error_names_the_place_as_the_client_wrote_it(http: httpx.Client, place: str):
     """No names of alternatives that the server tried, such as ``tools[0].function.strict``."""
     path, wrong = PLACES[place]
-    ask = [{"role": "user", "content": "x"}]
-    plain: dict[str, dict[str, Any]] = {
-        "/v1/responses": {"input": "x"},
-        "/v1/chat/completions": {"messages": ask},
-        "/v1/messages": {"messages": ask, "max_tokens": 1},
-    }
-    error = http.post(path, json={"model": "scribe", **plain[path], **wrong}).json()["error"]
+    plain = {**ENDPOINTS[path].body("x"), ENDPOINTS[path].limit: 1, "model": "scribe"}
+    error = http.post(path, json={**plain, **wrong}).json()["error"]
     assert error["message"].startswith(f"{place}: "), error
     assert error.get("param", place) == place
 
