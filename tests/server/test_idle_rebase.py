@@ -67,11 +67,6 @@ def ask(http: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> Any:
     return answer.json()
 
 
-def hits(answer: Any) -> tuple[int, int]:
-    usage = answer["usage"]
-    return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
-
-
 def called(number: int) -> list[dict[str, Any]]:
     """A call with reasoning, and its result."""
     function = {"name": "read_file", "arguments": f'{{"path": "part{number}.txt"}}'}
@@ -113,7 +108,8 @@ def test_the_user_message_after_a_tool_loop_hits_all_but_the_users_words(
         assert stats(http)["pending"] == stats(http)["computed"] > 0
     words = "And which of them is the longest?"
     answer = ask(http, [*messages, {"role": "user", "content": words}])
-    cached, prompt = hits(answer)
+    endpoint = ENDPOINTS["/v1/chat/completions"]
+    cached, prompt = endpoint.cached(answer), endpoint.total(answer)
     rest = {"prompt": f"{words}<|im_end|>\n<|im_start|>assistant\n", "add_special_tokens": False}
     ideal = prompt - http.post("/tokenize", json={"model": "m", **rest}).json()["count"]
     counts = stats(http)

@@ -64,9 +64,7 @@ def test_claude_code_connects_and_learns_which_tool_is_left_out(http: httpx.Clie
     assert answer.headers[IGNORED] == "tools[2]"
     assert answer.headers[SET_ASIDE] == "claude-code-checksum"
     counted = http.post("/v1/messages/count_tokens?beta=true", json=claude_code())
-    usage = answer.json()["usage"]
-    inputs = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-    assert counted.json() == {"input_tokens": sum(usage[name] for name in inputs)}
+    assert counted.json() == {"input_tokens": ENDPOINTS["/v1/messages"].total(answer.json())}
 
 
 def test_conversations_of_claude_code_share_what_follows_its_checksum(http: httpx.Client):
@@ -444,9 +442,9 @@ def test_a_mark_of_a_part_leases_the_prompt_up_to_it(
         **({"messages": turns, "max_tokens": 1} if "chat" in path
            else {"input": turns, "max_output_tokens": 1}),
     }  # fmt: skip
-    usage = http.post(path, json=body).json()["usage"]
+    answer = http.post(path, json=body).json()
+    num_prompt, usage = ENDPOINTS[path].total(answer), answer["usage"]
     details = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
-    num_prompt = usage.get("prompt_tokens") or usage["input_tokens"]
     assert 0.5 * num_prompt < details["retained_tokens"] < 0.9 * num_prompt
     assert details["cache_write_tokens"] == num_prompt
     [lease] = [
