@@ -12,6 +12,7 @@ from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.chat_templates import FAMILIES
 from tests.support.checkpoints import Checkpoints, checkpoints, make_tokenizer
+from tests.support.prefix_probe import ENDPOINTS
 from tests.support.servers import await_idle, serving
 from tests.support.waiting import wait_until
 
@@ -66,11 +67,6 @@ def ask(http: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> Any:
     return answer.json()
 
 
-def hits(answer: Any) -> tuple[int, int]:
-    usage = answer["usage"]
-    return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
-
-
 def called(number: int) -> list[dict[str, Any]]:
     """A call with reasoning, and its result."""
     function = {"name": "read_file", "arguments": f'{{"path": "part{number}.txt"}}'}
@@ -112,7 +108,8 @@ def test_the_user_message_after_a_tool_loop_hits_all_but_the_users_words(
         assert stats(http)["pending"] == stats(http)["computed"] > 0
     words = "And which of them is the longest?"
     answer = ask(http, [*messages, {"role": "user", "content": words}])
-    cached, prompt = hits(answer)
+    endpoint = ENDPOINTS["/v1/chat/completions"]
+    cached, prompt = endpoint.cached(answer), endpoint.total(answer)
     rest = {"prompt": f"{words}<|im_end|>\n<|im_start|>assistant\n", "add_special_tokens": False}
     ideal = prompt - http.post("/tokenize", json={"model": "m", **rest}).json()["count"]
     counts = stats(http)
@@ -135,15 +132,12 @@ QUESTION = "How many rivers reach the northern sea, and how long is each one of 
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "more"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": QUESTION}], "stream": True},
-        ),
-        ("/v1/responses", {"input": QUESTION}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 99}),
+        ("/v1/chat/completions", {}),
+        ("/v1/chat/completions", {"stream": True}),
+        ("/v1/responses", {}),
+        ("/v1/messages", {"max_tokens": 99}),
     ],
 )
 def test_each_api_offers_the_prompt_after_its_answer(
@@ -151,7 +145,7 @@ def test_each_api_offers_the_prompt_after_its_answer(
     http: httpx.Client,
     mode: str,
     path: str,
-    body: dict[str, Any],
+    more: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ):
     """With thinking switched off, each answer opens with marks that the template drops later.
@@ -159,7 +153,8 @@ def test_each_api_offers_the_prompt_after_its_answer(
     Elsewhere only the frame up to the user's words is missing, which is more than a block here.
     """
     off = {"chat_template_kwargs": {"enable_thinking": False}} if "chat" in path else {}
-    answer = http.post(path, json={"model": "m", **ANSWER, **off, **body})
+    body = {**ENDPOINTS[path].body(QUESTION), "model": "m"}
+    answer = http.post(path, json={**body, **ANSWER, **off, **more})
     assert answer.status_code == 200, answer.text
     if mode == "off":
         assert stats(http)["heads"] == 0

@@ -24,6 +24,7 @@ from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from ostinato.server.telemetry.engine_figures import FIGURES
 from ostinato.server.telemetry.request_figures import FIGURES as REQUEST_FIGURES
+from tests.support.prefix_probe import ENDPOINTS, GENERATING
 from tests.support.servers import await_idle, serving
 from tests.support.waiting import held_up, queued_commands, until
 
@@ -308,20 +309,13 @@ def test_refusals_and_readers_who_left_are_counted(llm):
     assert page.value("ostinato_refused_requests_total", status="429") == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "prompt"),
-    [
-        ("/v1/completions", {"prompt": "abc"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc"}]}),
-        ("/v1/responses", {"input": "abc"}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1}),
-    ],
-)
-def test_every_api_counts_the_requests_that_a_full_server_refuses(llm, path, prompt):
+@pytest.mark.parametrize("path", GENERATING)
+def test_every_api_counts_the_requests_that_a_full_server_refuses(llm, path):
     state = ServerState(llm, ServerConfig(max_requests=1))
     state.rate_limit.enter(ANONYMOUS, 1)
     with serving(state) as url:
-        answer = httpx.post(f"{url}{path}", json={"model": "tiny-shakespeare", **prompt})
+        endpoint = ENDPOINTS[path]
+        answer = httpx.post(f"{url}{path}", json={**endpoint.body("abc"), endpoint.limit: 1})
         state.rate_limit.leave(ANONYMOUS, 1)
         page = scrape(url)
     assert answer.status_code == 429

@@ -15,6 +15,7 @@ from ostinato.protocol.volatile import CHECKSUM_RULES, Rule, Stabiliser, read_ru
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.checkpoints import make_config, save_checkpoint
+from tests.support.prefix_probe import ENDPOINTS
 from tests.support.servers import serving
 
 RULES = r"""
@@ -196,18 +197,9 @@ def test_the_next_day_hits_and_the_answer_says_why(http: httpx.Client, path: str
     )
     assert second.status_code == 200, second.text
     assert second.headers["x-ostinato-set-aside"] == "today, git-state"
-    prompt, cached = counts(first.json()["usage"]), counts(second.json()["usage"])
-    assert prompt[0] == cached[0] and cached[1] == cached[0] - 1
-
-
-def counts(usage: dict[str, Any]) -> tuple[int, int]:
-    """Return the tokens of a prompt, and how many of them hit."""
-    if "prompt_tokens" in usage:
-        return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
-    if "input_tokens_details" in usage:
-        return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]
-    cached = usage["cache_read_input_tokens"]
-    return cached + usage["input_tokens"] + usage["cache_creation_input_tokens"], cached
+    endpoint = ENDPOINTS[path]
+    assert endpoint.total(first.json()) == endpoint.total(second.json())
+    assert endpoint.cached(second.json()) == endpoint.total(second.json()) - 1
 
 
 def test_a_prompt_that_no_rule_names_stays_as_it_is_and_says_nothing(http: httpx.Client):

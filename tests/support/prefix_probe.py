@@ -136,6 +136,9 @@ _ALL = [
 ENDPOINTS = {endpoint.path: endpoint for endpoint in _ALL}
 """Every way to have a prompt computed, by path."""
 
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+"""The paths of APIs that answer with text."""
+
 
 def recover(send: Send, endpoint: Endpoint, known: str, alphabet: str, length: int) -> str:
     """Guess what follows a known beginning of somebody else's prompt.

@@ -14,9 +14,7 @@ below; a newer one may send more.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import BaseModel
@@ -52,8 +50,8 @@ class Dialect:
     """
 
     path: str
-    no_effect: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    no_effect: Mapping[str, str]
+    refused: Mapping[str, str]
 
 
 _SAMPLED = {
@@ -155,6 +153,7 @@ MESSAGES = Dialect(
             "a prompt's length does not depend on it",
         ),
     },
+    refused={},
 )
 
 _UNPOOLED = {
@@ -197,21 +196,12 @@ class ApiBody(OpenBody):
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class UnusedFields:
-    """Fields of one body that are not obeyed, by place; at most a few of each.
+def unused_fields(
+    body: ApiBody, left_out: Sequence[str] = ()
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the places of fields that are not obeyed.
 
-    Attributes:
-        unknown: In no table.
-        refused: With what to use instead.
-    """
-
-    unknown: tuple[str, ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
-
-
-def unused_fields(body: ApiBody, left_out: Sequence[str] = ()) -> UnusedFields:
-    """Return the fields of a body that this server does not obey, and does not understand.
+    Those in no table, at most a few, and those that are refused, with what to use instead.
 
     Args:
         body: The parsed body.
@@ -229,7 +219,7 @@ def unused_fields(body: ApiBody, left_out: Sequence[str] = ()) -> UnusedFields:
             refused.append((place, dialect.refused[general]))
         elif general not in dialect.no_effect:
             unknown.append(place)
-    return UnusedFields(tuple(islice(unknown, MAX_SHOWN_FIELDS)), tuple(refused[:1]))
+    return unknown[:MAX_SHOWN_FIELDS], refused
 
 
 def _extras(body: BaseModel, prefix: str) -> list[str]:

@@ -255,8 +255,8 @@ def accept_fields(request: Request, state: ServerState, body: ApiBody) -> None:
         ApiError: A field would change the answer, or ``strict_fields`` is set and one is unknown.
     """
     left_out = body.left_out()
-    fields = unused_fields(body, left_out)
-    for place, instead in fields.refused:
+    unknown, refused = unused_fields(body, left_out)
+    for place, instead in refused:
         raise ApiError(
             400,
             f"{_shown(place)}: not supported, and leaving it out would change the answer: "
@@ -264,8 +264,8 @@ def accept_fields(request: Request, state: ServerState, body: ApiBody) -> None:
             param=_shown(place),
             code="unsupported_parameter",
         )
-    if fields.unknown and state.config.strict_fields:
-        place = _shown(fields.unknown[0])
+    if unknown and state.config.strict_fields:
+        place = _shown(unknown[0])
         raise ApiError(
             400,
             f"{place}: unknown parameter; this server does not know it, and refuses such fields "
@@ -273,7 +273,7 @@ def accept_fields(request: Request, state: ServerState, body: ApiBody) -> None:
             param=place,
             code="unknown_parameter",
         )
-    ignored = [*map(_shown, fields.unknown), *left_out]
+    ignored = [*map(_shown, unknown), *left_out]
     if ignored:
         request.app.state.metrics.ignored_fields(body.dialect.path, len(ignored))
         request.state.ignored_fields = ignored

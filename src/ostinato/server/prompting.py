@@ -302,11 +302,16 @@ async def render_chat(
 
     Raises:
         MissingTokenizer: The checkpoint has none.
-        RequestError: The template refuses the conversation, the model accepts no images or fewer,
-            or one cannot be loaded.
+        RequestError: The template refuses the conversation, a variable has the name of an argument
+            of ``apply_chat_template``, the model accepts no images or fewer, or one cannot be
+            loaded.
     """
     options = body.template()
-    _check_variables(options)
+    for name in options.keys() & _ARGUMENTS:  # they would change how the template is applied
+        raise RequestError(
+            f"chat_template_kwargs[{name!r}]={options[name]!r:.80}: {name!r} is not a variable of "
+            "a chat template"
+        )
     messages, images = await state.llm.tokenizing.load_images(messages, prompt_context.cache_salt)
     prompt_context = replace(prompt_context, images=images)
     chat = await render_prompt(state, messages, body.tool_use, prompt_context, **options)
@@ -332,19 +337,6 @@ async def count_prompt(
     settled = await set_aside(request, state, prompt.cache_salt, messages)
     prompt, rendered = await render_chat(state, prompt, body, settled.messages)
     return state.llm.tokenizing.num_tokens(prompt.images, rendered.tokens.tokens)
-
-
-def _check_variables(options: Mapping[str, Any]) -> None:
-    """Refuse variables that would change how a template is applied.
-
-    Raises:
-        RequestError: One has the name of an argument of ``apply_chat_template``.
-    """
-    for name in options.keys() & _ARGUMENTS:
-        raise RequestError(
-            f"chat_template_kwargs[{name!r}]={options[name]!r:.80}: {name!r} is not a variable of "
-            "a chat template"
-        )
 
 
 def render_prompt(

@@ -17,7 +17,7 @@ class Usage:
         num_cached_tokens: Prompt tokens that hit the cache.
         num_completion_tokens: Tokens of all continuations.
         num_kept_tokens: Prompt tokens of earlier answers, kept as generated.
-        cached_tokens_from: Cached tokens by the place their KV came from.
+        loaded_tokens: Cached tokens from tiers, as ``disk_tokens`` and ``remote_tokens``.
         num_written_tokens: Prompt tokens that were computed and published.
         num_drafted_tokens: Rows computed for drafts.
         num_accepted_tokens: Tokens of the answers that were drafted.
@@ -27,7 +27,7 @@ class Usage:
     num_cached_tokens: int
     num_completion_tokens: int
     num_kept_tokens: int = 0
-    cached_tokens_from: Counter[str] = field(default_factory=Counter)
+    loaded_tokens: Counter[str] = field(default_factory=Counter)
     num_written_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -36,23 +36,20 @@ class Usage:
     def of(cls, outputs: Iterable[RequestOutput], writes: bool = True) -> "Usage":
         """Add up outputs, of requests that publish what they compute or do not."""
         prompt = cached = generated = kept = drafted = accepted = 0
-        sources = Counter[str]()
+        loaded = Counter[str]()
         for output in outputs:
             prompt += len(output.prompt_token_ids)
             cached += output.num_cached_tokens
             for part in output.outputs:
                 generated += len(part.token_ids)
             kept += output.num_kept_tokens
-            sources.update(output.cached_tokens_from)
+            for place, number in output.cached_tokens_from.items():
+                if place != "pool" and number:
+                    loaded[f"{place}_tokens"] += number
             drafted += output.num_drafted_tokens
             accepted += output.num_accepted_tokens
         written = prompt - cached if writes else 0
-        return cls(prompt, cached, generated, kept, +sources, written, drafted, accepted)
-
-    @property
-    def loaded_tokens(self) -> dict[str, int]:
-        """Cached tokens from tiers, as ``disk_tokens`` and ``remote_tokens``."""
-        return {f"{k}_tokens": n for k, n in self.cached_tokens_from.items() if k != "pool"}
+        return cls(prompt, cached, generated, kept, loaded, written, drafted, accepted)
 
     def as_openai(
         self, retained: Sequence[int] = (), num_reasoning_tokens: int | None = None

@@ -12,6 +12,7 @@ import pytest
 from ostinato.protocol.dialects import DIALECTS, MESSAGES
 from ostinato.server.state import ServerState
 from tests.server.formats.conftest import prompt_and_answer, says
+from tests.support.prefix_probe import ENDPOINTS
 
 IGNORED, SET_ASIDE = "x-ostinato-ignored-fields", "x-ostinato-set-aside"
 
@@ -63,9 +64,7 @@ def test_claude_code_connects_and_learns_which_tool_is_left_out(http: httpx.Clie
     assert answer.headers[IGNORED] == "tools[2]"
     assert answer.headers[SET_ASIDE] == "claude-code-checksum"
     counted = http.post("/v1/messages/count_tokens?beta=true", json=claude_code())
-    usage = answer.json()["usage"]
-    inputs = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-    assert counted.json() == {"input_tokens": sum(usage[name] for name in inputs)}
+    assert counted.json() == {"input_tokens": ENDPOINTS["/v1/messages"].total(answer.json())}
 
 
 def test_conversations_of_claude_code_share_what_follows_its_checksum(http: httpx.Client):
@@ -255,16 +254,9 @@ def test_a_value_that_nobody_knows_is_accepted_where_nothing_depends_on_it(http:
 
 @pytest.mark.parametrize("api", DIALECTS, ids=lambda api: api.path)
 def test_what_would_change_the_answer_is_refused_by_place(http: httpx.Client, api):
-    bodies: dict[str, Any] = {
-        "/v1/messages": {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
-        "/v1/completions": {"prompt": "x"},
-        "/v1/responses": {"input": "x"},
-        "/v1/embeddings": {"input": "x"},
-        "/v1/rerank": {"query": "x", "documents": ["y"]},
-    }
+    body = {**ENDPOINTS[api.path].body("x"), "max_tokens": 1, "model": "scribe"}
     for name in api.refused:
-        answer = http.post(api.path, json={"model": "scribe", **bodies[api.path], name: "x"})
+        answer = http.post(api.path, json={**body, name: "x"})
         assert answer.status_code == 400 and name in answer.json()["error"]["message"], name
 
 
@@ -308,13 +300,8 @@ PLACES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_an_error_names_the_place_as_the_client_wrote_it(http: httpx.Client, place: str):
     """No names of alternatives that the server tried, such as ``tools[0].function.strict``."""
     path, wrong = PLACES[place]
-    ask = [{"role": "user", "content": "x"}]
-    plain: dict[str, dict[str, Any]] = {
-        "/v1/responses": {"input": "x"},
-        "/v1/chat/completions": {"messages": ask},
-        "/v1/messages": {"messages": ask, "max_tokens": 1},
-    }
-    error = http.post(path, json={"model": "scribe", **plain[path], **wrong}).json()["error"]
+    plain = {**ENDPOINTS[path].body("x"), ENDPOINTS[path].limit: 1, "model": "scribe"}
+    error = http.post(path, json={**plain, **wrong}).json()["error"]
     assert error["message"].startswith(f"{place}: "), error
     assert error.get("param", place) == place
 
@@ -455,9 +442,9 @@ def test_a_mark_of_a_part_leases_the_prompt_up_to_it(
         **({"messages": turns, "max_tokens": 1} if "chat" in path
            else {"input": turns, "max_output_tokens": 1}),
     }  # fmt: skip
-    usage = http.post(path, json=body).json()["usage"]
+    answer = http.post(path, json=body).json()
+    num_prompt, usage = ENDPOINTS[path].total(answer), answer["usage"]
     details = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
-    num_prompt = usage.get("prompt_tokens") or usage["input_tokens"]
     assert 0.5 * num_prompt < details["retained_tokens"] < 0.9 * num_prompt
     assert details["cache_write_tokens"] == num_prompt
     [lease] = [

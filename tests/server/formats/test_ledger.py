@@ -19,6 +19,7 @@ from ostinato.server.state import ServerState
 from tests.server.formats.conftest import says
 from tests.support.chat_families import FAMILIES
 from tests.support.checkpoints import make_config, save_checkpoint
+from tests.support.prefix_probe import ENDPOINTS
 from tests.support.servers import await_idle, serving
 
 LEDGER = "x-ostinato-ledger"
@@ -85,16 +86,14 @@ class Chat:
         answer = http.post(self.path, json={**body, **self.body(text), **says(text)})
         assert answer.status_code == 200, answer.text
         self.header, self.answer = answer.headers.get(LEDGER, ""), answer.json()
-        usage = self.answer["usage"]
-        self.counts.append(self.usage(usage))
+        endpoint, usage = ENDPOINTS[self.path], self.answer["usage"]
+        num_written = usage.get("completion_tokens") or usage["output_tokens"]
+        prompt = endpoint.total(self.answer), endpoint.cached(self.answer)
+        self.counts.append((*prompt, num_written))
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
         self.num_kept = details.get("kept_tokens", 0)
         self.items += self.sent_back(self.answer)
         return self.answer
-
-    def usage(self, usage: dict[str, Any]) -> tuple[int, int, int]:
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return usage["prompt_tokens"], cached, usage["completion_tokens"]
 
     def sent_back(self, answer: dict[str, Any]) -> list[Any]:
         message = answer["choices"][0]["message"]
@@ -134,10 +133,6 @@ class Responses(Chat):
     def body(self, text: str) -> dict[str, Any]:
         return {"input": self.items, "max_output_tokens": 200, "store": False}
 
-    def usage(self, usage: dict[str, Any]) -> tuple[int, int, int]:
-        cached = usage["input_tokens_details"]["cached_tokens"]
-        return usage["input_tokens"], cached, usage["output_tokens"]
-
     def sent_back(self, answer: dict[str, Any]) -> list[Any]:
         items = [item for item in answer["output"] if item["type"] != "reasoning"]
         for item in items:
@@ -160,11 +155,6 @@ class Messages(Chat):
     def body(self, text: str) -> dict[str, Any]:
         return {"messages": self.items, "max_tokens": 200}
 
-    def usage(self, usage: dict[str, Any]) -> tuple[int, int, int]:
-        cached = usage["cache_read_input_tokens"]
-        total = usage["input_tokens"] + cached + usage["cache_creation_input_tokens"]
-        return total, cached, usage["output_tokens"]
-
     def sent_back(self, answer: dict[str, Any]) -> list[Any]:
         content = [block for block in answer["content"] if block["type"] != "thinking"]
         return [{"role": "assistant", "content": content}]
@@ -186,9 +176,8 @@ class AppendOnly:
         body = {"model": "m", "prompt": self.ids, "cache_salt": self.salt, "max_tokens": 200}
         more = {"return_token_ids": True, "skip_special_tokens": False}
         answer = http.post("/v1/completions", json={**body, **more, **says(text)}).json()
-        usage = answer["usage"]
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        self.num_missed.append(usage["prompt_tokens"] - cached)
+        endpoint = ENDPOINTS["/v1/completions"]
+        self.num_missed.append(endpoint.total(answer) - endpoint.cached(answer))
         self.ids = [*self.ids, *answer["choices"][0]["token_ids"]]
 
     def result(self, text: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ostinato.server.state import ServerState
 from tests.server.keyed import MODEL, Keyed, keyed_server
+from tests.support.prefix_probe import ENDPOINTS
 
 LINE = "Shall I compare thee to a summer's day? "
 
@@ -83,29 +84,24 @@ def test_the_embedded_model_cannot_be_made_to_call(keyed: Keyed):
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "more"),
     [
-        ("/v1/messages", {"messages": [{"role": "user", "content": "Well?"}], "max_tokens": 3000}),
-        ("/v1/responses", {"input": "Well?", "max_output_tokens": 3000}),
-        (
-            "/v1/chat/completions",
-            {
-                "messages": [{"role": "user", "content": "Well?"}],
-                "max_tokens": 3000,
-                "tools": [{"type": "function", "function": {"name": "f"}}],
-            },
-        ),
+        ("/v1/messages", {}),
+        ("/v1/responses", {}),
+        ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ],
 )
 def test_a_reader_that_goes_away_frees_everything(
-    url: str, scribe: tuple[str, ServerState], path: str, body: dict[str, Any]
+    url: str, scribe: tuple[str, ServerState], path: str, more: dict[str, Any]
 ):
     """In the middle of a stream; the fixture asserts that nothing runs afterwards."""
     body = {
-        **body,
+        **ENDPOINTS[path].body("Well?"),
+        ENDPOINTS[path].limit: 3000,
         "model": "scribe",
         "stream": True,
         "structured_outputs": {"regex": "[ab]{3000}"},
+        **more,
     }
     remembered = len(scribe[1].responses)
     with httpx.stream("POST", url + path, json=body, timeout=60) as answer:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ostinato.protocol.conversation import Message, add_call, add_reasoning
+from ostinato.protocol.conversation import Turns
 from ostinato.protocol.response_tools import CallTarget, read_input
 from ostinato.server.answers.answer_parser import (
     ArgumentsPiece,
@@ -34,6 +34,7 @@ class ItemWriter:
 
     Attributes:
         items: Items so far; the last one gets its text when it ends.
+        turns: Those that have ended, as messages of the conversation.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class ItemWriter:
             sealed_name: Returns the encrypted content of reasoning; None if there is none.
         """
         self._targets, self._sealed_name = targets, sealed_name
-        self._calls: dict[str, tuple[str, str]] = {}  # name and arguments as written, by item
+        self.turns = Turns()
+        self._called = ""  # the function of the open call, as the model wrote it
         self.items: list[dict[str, Any]] = []
         self._is_open = False
         self._written: list[str] = []  # text of the last item, joined when it ends
@@ -82,22 +84,6 @@ class ItemWriter:
             yield from self._begin_text("message")
         yield from self._close("incomplete" if is_cut else "completed")
 
-    def messages(self) -> list[Message]:
-        """Return the items as messages of the conversation."""
-        messages: list[Message] = []
-        thought = ""
-        for item in self.items:
-            if item["type"] == "reasoning":
-                thought += item["content"][0]["text"]
-            elif item["type"] == "message":
-                text = item["content"][0]["text"]
-                messages.append({"role": "assistant", "content": text})
-            else:
-                add_call(messages, item["call_id"], *self._calls[item["id"]])
-        if messages:
-            add_reasoning(messages[0], thought)
-        return messages
-
     def _begin_call(self, call: CallStart) -> Iterator[Event]:
         target = self._targets.get(call.name, CallTarget(call.name))
         kind, prefix = ("custom_tool_call", "ctc") if target.is_custom else ("function_call", "fc")
@@ -105,7 +91,7 @@ class ItemWriter:
         if target.namespace is not None:
             item["namespace"] = target.namespace
         yield from self._begin({**item, ("input" if target.is_custom else "arguments"): ""})
-        self._calls[item["id"]] = (call.name, "")
+        self._called = call.name
 
     def _begin_text(self, kind: str) -> Iterator[Event]:
         item: dict[str, Any] = {"id": _name("msg"), "type": kind, "role": "assistant"}
@@ -133,6 +119,13 @@ class ItemWriter:
         item, self._is_open = self.items[-1], False
         item["status"] = status
         text, self._written = "".join(self._written), []
+        match item["type"]:
+            case "reasoning":
+                self.turns.think(text)
+            case "message":
+                self.turns.say("assistant", text)
+            case _:
+                self.turns.call(item["call_id"], self._called, text)
         if "content" in item:
             part = item["content"][0]
             part["text"] = text
@@ -140,7 +133,6 @@ class ItemWriter:
             yield self._part_event(f"{part['type']}.done", text=part["text"], **more)
             yield self._part_event("content_part.done", part=_copy(part))
         else:
-            self._calls[item["id"]] = (self._calls[item["id"]][0], text)
             yield from self._close_call(item, text)
         yield self._whole_item("output_item.done")
 

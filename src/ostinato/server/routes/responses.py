@@ -220,7 +220,7 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
         stored = StoredResponse(
             salt=self.chat.call.prompt.cache_salt,
             body=response,
-            messages=(*self.earlier, *body.conversation(), *self._writer.messages()),
+            messages=(*self.earlier, *body.conversation(), *self._writer.turns.messages),
             inputs=tuple(body.input_items()),
         )
         self.chat.state.responses.put(caller.salt, stored)
