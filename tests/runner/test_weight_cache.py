@@ -168,12 +168,6 @@ def test_so_is_that_of_a_model_with_an_encoder_of_images(
     assert second(path, monkeypatch, dtype="bfloat16", images=False).vision is None
 
 
-MODULES_ARE_NEEDED = [
-    "gemma2",  # scales its embeddings
-    "gpt_oss",  # its angles are half as wide; and it has sinks
-]
-
-
 @pytest.mark.one_case_in(2)
 @pytest.mark.parametrize(
     ("family", "settings"),
@@ -208,10 +202,11 @@ def test_steps_of_a_second_start_need_no_modules(
     assert restored.size == first.size and restored.vocab_size == first.vocab_size
 
 
-@pytest.mark.parametrize("family", MODULES_ARE_NEEDED)
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
 def test_what_is_not_kept_is_left_to_the_modules(
     family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
+    """Embeddings that are scaled; and angles that are half as wide, with sinks."""
     path = checkpoints.path(family)
     first = load_model(path, "bfloat16")
 

@@ -3,7 +3,7 @@
 Files in reading order:
 
 * ``folder``: the folder: who may write to it, what is in it, and what is evicted
-* ``entry``: one model's packed weights: their file, and how it is written and checked
+* ``entry``: one model's packed weights: their file, how it is written, checked and read
 * ``decoder_record``: what the fused forward computes, so that a start needs no modules
 * ``facts``: on what packed weights depend, and what the probe learned about them
 * ``recording``: writes an entry while a model is packed

@@ -10,7 +10,7 @@ left to the modules, as is everything that asks for ``LoadedModel.model``.
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +89,7 @@ class StaticAngles(nn.Module):
 
 
 def decoder_record(decoder: Decoder, model: nn.Module, packed: Mapping[int, str]) -> Record | None:
-    """Return what ``decoder_of`` needs; None if a part cannot be written down.
+    """Return a record of a decoder, for ``RecordReader``; None if a part cannot be written down.
 
     Args:
         decoder: Describes a model.
@@ -228,21 +228,11 @@ def _frequencies(rotary: Any, kind: AngleKind) -> tuple[list[float], float]:
     return frequencies.tolist(), float(factor)
 
 
-def decoder_of(record: Record, weights: EntrySource, dtype: torch.dtype) -> Decoder:
-    """Return the decoder of a record.
-
-    Args:
-        record: As ``decoder_record`` returned it.
-        weights: The entry's.
-        dtype: Compute dtype.
-    """
-    return cast(Decoder, RecordReader(weights, dtype).value(record))
-
-
 class RecordReader:
     """Reads records."""
 
     def __init__(self, weights: EntrySource, dtype: torch.dtype) -> None:
+        """Take an entry's weights, and the dtype that their model computes in."""
         self._weights, self._dtype = weights, dtype
         self._makers: dict[str, Callable[..., Any]] = {
             **_RECORDS,

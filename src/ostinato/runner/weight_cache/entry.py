@@ -1,4 +1,4 @@
-"""One model's packed weights: their file, and how it is written and checked.
+"""One model's packed weights: their file, how it is written and checked, and a source of them.
 
 ::
 

@@ -28,7 +28,7 @@ from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.native.packed import required_library
 from ostinato.runner.probe import Probed
 from ostinato.runner.select_forward import ChosenForward
-from ostinato.runner.weight_cache.decoder_record import decoder_of, decoder_record
+from ostinato.runner.weight_cache.decoder_record import RecordReader, decoder_record
 from ostinato.runner.weight_cache.entry import Entry, EntrySource, Record
 from ostinato.runner.weight_cache.facts import probed_of, probed_record
 from ostinato.runner.weight_cache.folder import INDEX, cache_folder, remove_folder, why_unsafe
@@ -114,7 +114,7 @@ def _restored(source: EntrySource, settings: LoadSettings) -> Assembled:
     forward, record = ChosenForward(*index["forward"]), index["decoder"]
     if record is None:
         return _with_modules(source, settings, probed, forward, quantization)
-    decoder = decoder_of(record, source, settings.dtype)
+    decoder: Decoder = RecordReader(source, settings.dtype).value(record)
 
     def build() -> ModelCall:
         built = _with_modules(source, settings, probed, forward, quantization)
