@@ -49,9 +49,9 @@ def test_a_path_that_is_wider_than_the_terminal_leaves_room_for_its_figures():
 
 def test_every_table_of_the_command_line_is_such_a_table():
     """Grids have no figures that a narrow terminal could cut."""
-    for path in (ROOT / "src/ostinato/cli").glob("*.py"):
+    for path in (ROOT / "src/ostinato/cli").rglob("*.py"):
         made = re.findall(r"(?<!Figure)\bTable\(", path.read_text(encoding="utf-8"))
-        assert path.name == "_tables.py" or not made, path.name
+        assert path.name == "tables.py" or not made, path.name
 
 
 @pytest.mark.parametrize("tenant", ["acme", "a name of forty letters, blanks included."])
