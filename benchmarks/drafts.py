@@ -1,22 +1,17 @@
-"""What drafts gain: predicted from text alone, and measured with a model.
+"""What drafts gain, measured with a model.
 
 ::
 
-    python -m benchmarks.drafts replay smollm2                  # no step is computed
-    python -m benchmarks.drafts replay smollm2 --row 0.06 --lengths
-    python -m benchmarks.drafts measure smollm2 --quantization int8
-    python -m benchmarks.drafts measure smollm2 --batch 16
+    python -m benchmarks.drafts smollm2 --quantization int8
+    python -m benchmarks.drafts smollm2 --batch 16
 
 Answers are dictated, so acceptance depends on text alone: calls and edits of an agent that works on
 files of this repository, whole files written anew with a name changed, and pages of the docs as
-prose. ``replay`` drives the real scheduler, cache and drafter with a step that costs ``1 + row *
-(rows - 1)``; ``measure`` computes each step with the model, by turns with and without drafts.
+prose. Each step is computed with the model, by turns with and without drafts.
 """
 
 import json
 import time
-from array import array
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,22 +25,11 @@ from rich.table import Table
 
 from benchmarks.command_line import parser_of
 from ostinato import LLM, SamplingParams
-from ostinato.assembly import build_cache, build_scheduler
-from ostinato.core.config import SchedulerConfig
-from ostinato.core.ids import RequestId
-from ostinato.core.plan import SampledToken, ScheduledSequence, SequenceResult, StepResult
-from ostinato.core.request import Request
-from ostinato.drafts.drafter import Drafter
-from ostinato.drafts.tree_text import TreeText
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
-from ostinato.scheduling.learned_prices import LearnedPrices
-from ostinato.scheduling.step_prices import StepPrices
-from ostinato.settings import PrefixCacheConfig
 
 ROOT = Path(__file__).parents[1]
 MAX_ANSWER, MAX_PROMPT = 200, 2_400
-BLOCK_SIZE, NUM_BLOCKS = 16, 12_000
 SCENES = ["agent", "edit", "prose"]
 
 
@@ -129,74 +113,6 @@ def ids_of(tokenizer: Any, talk: Talk) -> tuple[list[int], list[int]]:
         for text in (talk.prompt, talk.answer)
     )
     return prompt[-MAX_PROMPT:], answer[:MAX_ANSWER]
-
-
-class Replay:
-    """The real scheduler and cache, and steps that cost what a price list says."""
-
-    def __init__(self, row: float, uses_tree: bool = True) -> None:
-        """Make them; a row more costs so much of a step."""
-        self.seconds, self.row, self.rows = 0.0, row, Counter[int]()
-        self.tree = TreeText(NUM_BLOCKS, BLOCK_SIZE) if uses_tree else None
-        observers = () if self.tree is None else (self.tree,)
-        caching = PrefixCacheConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-        self.cache = build_cache(caching, more_observers=observers)
-        self.drafter = Drafter(LearnedPrices(StepPrices(1 - row, row, 0.0)), self.tree)
-        self.scheduler = build_scheduler(
-            SchedulerConfig(max_model_len=16_384), self.cache, drafts=self.drafter
-        )
-
-    def run(self, prompt: list[int], answer: list[int]) -> float:
-        """Serve one request; returns how many times as fast it decoded."""
-        params = SamplingParams(max_tokens=len(answer), temperature=0, ignore_eos=True)
-        name = RequestId(f"{time.monotonic_ns()}")
-        self.scheduler.add(Request(name, array("I", prompt), params), (0,))
-        begun, first = self.seconds, True
-        while self.scheduler.has_work:
-            plan = self.scheduler.plan()
-            [sequence] = plan.sequences
-            self.scheduler.commit(StepResult((_dictated(sequence, answer),)))
-            while self.scheduler.commit_accepted():
-                pass
-            if sequence.sample is not None and first:
-                begun, first = self.seconds, False  # the prompt
-                continue
-            self.rows[len(sequence.tokens)] += 1
-            self.seconds += 1 + self.row * (len(sequence.tokens) - 1)
-        return (len(answer) - 1) / (self.seconds - begun)
-
-
-def _dictated(sequence: ScheduledSequence, answer: list[int]) -> SequenceResult:
-    """Sample an answer's next tokens, as far as its drafts agree."""
-    if sequence.sample is None:
-        return SequenceResult()
-    start = len(sequence.sample.output)
-    count, drafts = 0, sequence.tokens[1:] if sequence.drafted else array("I")
-    while count < len(drafts) and answer[start + count : start + count + 1] == [drafts[count]]:
-        count += 1
-    return SequenceResult(tuple(SampledToken(t) for t in answer[start : start + count + 1]))
-
-
-def replay(model: str, rows: list[float]) -> Table:
-    """Predict the gain per scene and price of a row."""
-    table = Table("scene", "row costs", "talks", "speed-up: median", "lowest", "tokens per step",
-                  "drafts right", "by source")  # fmt: skip
-    with LLM(model, num_blocks=8, max_model_len=64) as llm:
-        tokenizer = llm.get_tokenizer()
-    pairs = [(talk.scene, *ids_of(tokenizer, talk)) for talk in talks()]
-    for scene in dict.fromkeys(scene for scene, *_ in pairs):
-        for row in rows:
-            run = Replay(row)
-            gains = [run.run(p, a) for name, p, a in pairs if name == scene and len(a) > 4]
-            counts = run.drafter.counts
-            tokens = sum(len(a) - 1 for name, _, a in pairs if name == scene and len(a) > 4)
-            right = sum(counts.accepted.values()) / max(1, sum(counts.drafted.values()))
-            shares = ", ".join(f"{k} {n / tokens:.0%}" for k, n in sorted(counts.accepted.items()))
-            table.add_row(
-                scene, f"{row:.0%}", str(len(gains)), f"{median(gains):.2f}", f"{min(gains):.2f}",
-                f"{tokens / run.rows.total():.2f}", f"{right:.0%}", shares,
-            )  # fmt: skip
-    return table
 
 
 class Dictation:
@@ -286,20 +202,15 @@ def measure(
 def main() -> None:
     """Print a table."""
     parser = parser_of(__doc__)
-    parser.add_argument("what", choices=("replay", "measure"))
     parser.add_argument("model")
-    parser.add_argument("--row", type=float, action="append", help="price of a row, of a step")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--scene", choices=SCENES, action="append")
     parser.add_argument("--limit", type=int, default=10, help="talks of each scene")
     parser.add_argument("--quantization", default=None)
     parser.add_argument("--dtype", default="auto")
     given = parser.parse_args()
-    if given.what == "replay":
-        table = replay(given.model, given.row or [0.06, 0.19, 0.31])
-    else:
-        settings = {"quantization": given.quantization, "dtype": given.dtype}
-        table = measure(given.model, given.batch, given.limit, given.scene or SCENES, settings)
+    settings = {"quantization": given.quantization, "dtype": given.dtype}
+    table = measure(given.model, given.batch, given.limit, given.scene or SCENES, settings)
     Console(width=140).print(table)
 
 

@@ -1,6 +1,11 @@
 """A terminal of 80 columns for the commands under test."""
 
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from ostinato.cli import app
@@ -44,6 +49,13 @@ class Terminal:
         assert "Traceback" not in result.stderr
         [line] = result.stderr.splitlines()
         return line
+
+
+def drawn(draw: Callable[[Console, Any], None], answer: Any, width: int = 80) -> str:
+    """Return what is printed of an answer on a terminal of some width."""
+    console = Console(record=True, width=width, file=StringIO())
+    draw(console, answer)
+    return console.export_text()
 
 
 def row(text: str, name: str) -> list[str]:

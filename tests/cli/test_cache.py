@@ -1,11 +1,9 @@
 """`ostinato cache` and `ostinato keys`, against a real server with keys."""
 
-import io
 import json
 import re
 
 import pytest
-from rich.console import Console
 
 from ostinato.cli.cache import read_seconds
 from ostinato.cli.output.cache_tables import draw_audit, draw_stats, draw_tiers
@@ -15,7 +13,7 @@ from ostinato.server.access.keys import read_keys
 from ostinato.tiers.port import TierStats
 from tests.server.keyed import Keyed, keyed_server
 
-from .terminal import Terminal
+from .terminal import Terminal, drawn
 
 PROMPT = "Good night, good night! Parting is such sweet sorrow, that I shall say good night."
 
@@ -70,36 +68,31 @@ def test_statistics_and_the_heaviest_prefixes_are_drawn(cache, keyed: Keyed):
 
 def test_tiers_are_drawn_with_what_was_loaded_and_written(cache):
     assert "There are no tiers" in cache("tiers")
-    console = Console(record=True, width=120, file=io.StringIO())
     counts = TierCounts(
         (TierStats("disk", "/var/kv", "read-only", "no space", 12, 0, 5 * 2**30, 2**34),),
         {"disk": 4096}, 0.25, {"checksum": 1}, num_cheaper=3, stores={"stored": 12},
     )  # fmt: skip
-    draw_tiers(console, counts.as_dict())
-    drawn = console.export_text()
-    assert drawn.startswith("disk is read-only: no space (/var/kv)\n")
-    assert "5 GiB" in drawn and "4,096" in drawn
-    assert "Loading took 250 ms; computing was cheaper 3 times" in drawn
-    assert "checksum 1\n" in drawn and "stored 12\n" in drawn
+    shown = drawn(draw_tiers, counts.as_dict(), width=120)
+    assert shown.startswith("disk is read-only: no space (/var/kv)\n")
+    assert "5 GiB" in shown and "4,096" in shown
+    assert "Loading took 250 ms; computing was cheaper 3 times" in shown
+    assert "checksum 1\n" in shown and "stored 12\n" in shown
 
 
 def test_estimates_are_drawn_when_there_are_some(cache):
     """A row for each size and policy, the cache's own policy first."""
     answer = json.loads(cache("stats", "--json"))
-    console = Console(record=True, width=80, file=io.StringIO())
-    draw_stats(console, answer | {"ghosts": []})
-    assert "Would hit" not in console.export_text()
+    assert "Would hit" not in drawn(draw_stats, answer | {"ghosts": []})
     row = {"num_blocks": 1_024, "hit_ratio": 0.4321, "num_requests": 5_000}
     row |= {"low": 0.4123, "high": 0.4519, "num_sampled_blocks": 700, "num_later_requests": 812}
     answer["ghosts"] = [
         {"memory": 1.0, "policy": "lru", **row},
         {"memory": 2.0, "policy": "lru", **row},
     ]
-    draw_stats(console, answer)
-    drawn = console.export_text()
-    assert "Would hit" in drawn and "1,024" in drawn and "43.2%" in drawn and "5,000" in drawn
-    assert "41.2% and 45.2%" in drawn and "812" in drawn
-    assert drawn.index("2 x") < drawn.index("1 x")
+    shown = drawn(draw_stats, answer)
+    assert "Would hit" in shown and "1,024" in shown and "43.2%" in shown and "5,000" in shown
+    assert "41.2% and 45.2%" in shown and "812" in shown
+    assert shown.index("2 x") < shown.index("1 x")
 
 
 def test_audits_are_drawn_where_there_are_some(cache):
@@ -108,13 +101,11 @@ def test_audits_are_drawn_where_there_are_some(cache):
     finding = {"num_tokens": 64, "first_token": 53, "layers": [2, 3], "num_removed": 5}
     finding |= {"cached_blocks": [[7, 8, 9, 11]], "computed_blocks": [0, 1, 2, 3]}
     counts = {"share": 0.1, "num_same": 1_200, "num_different": 1, "num_removed": 5}
-    console = Console(record=True, width=80, file=io.StringIO())
 
-    draw_audit(console, answer | counts | {"findings": [finding]})
+    shown = drawn(draw_audit, answer | counts | {"findings": [finding]})
 
-    drawn = console.export_text()
-    assert "1,200 hits" in drawn and "1 differ" in drawn and "5 blocks quarantined" in drawn
-    assert "7 8 9 11" in drawn and "2 3" in drawn and "53" in drawn
+    assert "1,200 hits" in shown and "1 differ" in shown and "5 blocks quarantined" in shown
+    assert "7 8 9 11" in shown and "2 3" in shown and "53" in shown
 
 
 def test_a_prefix_is_published_listed_and_taken_back(cache, keyed: Keyed):

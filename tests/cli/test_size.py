@@ -11,7 +11,6 @@ from huggingface_hub import errors
 from safetensors.numpy import save_file
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.size.quantities import read_bytes, write_bytes
 from ostinato.lab.size.weights import adapter_bytes
 from tests.lab.known_configs import LLAMA_2_7B
 
@@ -212,44 +211,6 @@ class TestHub:
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
 
         assert named in terminal.refuse("size", "somebody/something")
-
-
-@pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [
-        ("4096", 4096),
-        ("24GiB", 24 * 2**30),
-        ("24 gib", 24 * 2**30),
-        ("80GB", 80 * 10**9),
-        ("1.5TiB", 3 * 2**39),
-        ("0.1MB", 100_000),
-    ],
-)
-def test_amounts_of_memory_are_read_with_decimal_and_binary_units(text: str, num_bytes: int):
-    assert read_bytes("memory", text) == num_bytes
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "24G", "24 XB", "0", "1e9", "0.1B"])
-def test_amounts_that_are_none_are_refused(text: str):
-    with pytest.raises(ConfigError, match="memory="):
-        read_bytes("memory", text)
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1,023 B"),
-        (1024, "1 KiB"),
-        (70_272, "68.6 KiB"),
-        (2**20 - 1, "1 MiB"),
-        (1_500_000_000, "1.4 GiB"),
-        (465 * 2**30, "465 GiB"),
-        (5000 * 2**40, "5,000 TiB"),
-    ],
-)
-def test_amounts_of_memory_are_written_with_three_digits(num_bytes: int, text: str):
-    assert write_bytes(num_bytes) == text
 
 
 def row(text: str, name: str) -> str:

@@ -2,24 +2,20 @@
 
 import json
 import re
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ostinato.cli.output.cache_tables import draw_heaviest, draw_stats, draw_tiers
 from ostinato.cli.output.tables import FigureTable
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import Terminal, drawn
 from tests.docs.reading import ROOT
 
 LARGE = 123_456_789_012
 
 
 def printed(*things: object) -> str:
-    console = Console(width=80, record=True, file=StringIO())
-    console.print(*things)
-    return console.export_text()
+    return drawn(lambda console, shown: console.print(*shown), things)
 
 
 def test_columns_that_do_not_fit_follow_in_another_part():
@@ -53,34 +49,32 @@ def test_a_path_that_is_wider_than_the_terminal_leaves_room_for_its_figures():
 
 def test_every_table_of_the_command_line_is_such_a_table():
     """Grids have no figures that a narrow terminal could cut."""
-    for path in (ROOT / "src/ostinato/cli").glob("*.py"):
+    for path in (ROOT / "src/ostinato/cli").rglob("*.py"):
         made = re.findall(r"(?<!Figure)\bTable\(", path.read_text(encoding="utf-8"))
-        assert path.name == "_tables.py" or not made, path.name
+        assert path.name == "tables.py" or not made, path.name
 
 
 @pytest.mark.parametrize("tenant", ["acme", "a name of forty letters, blanks included."])
 def test_the_tables_of_a_server_show_whole_figures(tenant: str):
-    console = Console(width=80, record=True, file=StringIO())
     counts = dict.fromkeys(
         ("num_requests", "query_tokens", "shared_tokens", "copied_tokens"), LARGE
     ) | {"hit_ratio": 0.963}
     ghost = {"memory": 1.5, "policy": "reuse_hazard", "num_blocks": LARGE, "hit_ratio": 0.963,
              "low": 0.5, "high": 0.7, "num_requests": LARGE,
              "num_later_requests": LARGE}  # fmt: skip
-    draw_stats(console, {"blocks": {"free": 1}, "states": None, "lookups": counts,
-                         "num_leased_blocks": 1, "num_running": 1, "num_waiting": 1,
-                         "evicted_blocks": 1, "tenants": {tenant: counts},
-                         "ghosts": [ghost]})  # fmt: skip
+    stats = {"blocks": {"free": 1}, "states": None, "lookups": counts, "num_leased_blocks": 1,
+             "num_running": 1, "num_waiting": 1, "evicted_blocks": 1, "tenants": {tenant: counts},
+             "ghosts": [ghost]}  # fmt: skip
     prefix = {"head": "To be, or not to be, that is the question", "branch": "x", "public": None,
               "tenant": tenant, "num_tokens": LARGE, "num_hits": LARGE, "saved_tokens": LARGE,
               "age_s": 5.0}  # fmt: skip
-    draw_heaviest(console, {"prefixes": [prefix]})
     tier = {"tier": "disk", "state": "on", "reason": "", "where": "/x", "num_extents": LARGE,
             "num_bytes": LARGE, "limit_bytes": LARGE, "leased_bytes": LARGE,
             "written_bytes": LARGE}  # fmt: skip
-    draw_tiers(console, {"tiers": [tier], "loaded_tokens": {"disk": LARGE}, "load_seconds": 1.0,
-                         "num_cheaper": 1, "load_faults": {}, "stores": {}})  # fmt: skip
-    text = console.export_text()
+    tiers = {"tiers": [tier], "loaded_tokens": {"disk": LARGE}, "load_seconds": 1.0,
+             "num_cheaper": 1, "load_faults": {}, "stores": {}}  # fmt: skip
+    text = drawn(draw_stats, stats) + drawn(draw_tiers, tiers)
+    text += drawn(draw_heaviest, {"prefixes": [prefix]})
 
     assert text.count(f"{LARGE:,}") == 2 * 4 + 3 + 3 + 2
     assert text.count("96.3%") == 3

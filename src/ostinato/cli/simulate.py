@@ -1,5 +1,7 @@
 """``ostinato simulate``: what caches of other sizes and policies would have hit."""
 
+from dataclasses import dataclass
+from functools import partial
 from math import lcm
 from pathlib import Path
 from typing import cast, get_args
@@ -41,11 +43,42 @@ from ostinato.settings import (
 
 _POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 _CACHE = "Caches"
-_TIMED = "Times"
+_timed = partial(option, panel="Times")
 
 _STEP_TOKENS = 8192
 _STATE_TOKENS = 64
 _MAX_SLOWDOWN = 1_000_000.0
+
+
+@dataclass(frozen=True)
+class TimedOptions:
+    """The replay with the scheduler, for times."""
+
+    tier_speed: str = _timed("20k")
+    """Tokens per second that it loads, for times."""
+    timed_requests: int = _timed(200)
+    """Number of requests to run with the scheduler as well, for times; 0 is none."""
+    timed_capacity: int | None = _timed(None)
+    """Blocks of the cache for that, enough for the longest request at least; else half of what
+    these requests need.
+    """
+    slowdown: float | None = _timed(None)
+    """Factor on the gaps between arrivals; by default so that one engine can serve them."""
+
+    def check(self) -> None:
+        """Check the options before anything is read.
+
+        Raises:
+            ConfigError: One is out of range.
+        """
+        check_minimum("timed_requests", self.timed_requests, 0)
+        if self.timed_capacity is not None:
+            check_minimum("timed_capacity", self.timed_capacity, 1)
+        factor = 1.0 if self.slowdown is None else self.slowdown
+        if not 1 / _MAX_SLOWDOWN <= factor <= _MAX_SLOWDOWN:
+            raise ConfigError(
+                f"slowdown={factor}: must be above 0, from a millionth to {_MAX_SLOWDOWN:,.0f}"
+            )
 
 
 def run(
@@ -66,15 +99,11 @@ def run(
         panel=_CACHE,
     ),
     bounds: bool = option(
-        True,
-        "Add the upper bound: hits with knowledge of the future.",
-        "--bounds/--no-bounds",
-        panel=_CACHE,
+        True, "Add the upper bound: hits with knowledge of the future.", panel=_CACHE
     ),
     tiers: str | None = option(
         None, "Add a disk of this many blocks behind each cache, such as 20k.", panel=_CACHE
     ),
-    tier_speed: str = option("20k", "Tokens per second that it loads, for times.", panel=_TIMED),
     model: str | None = option(
         None,
         "A config.json, a directory, a bundled model, or a name on the hub.",
@@ -82,27 +111,12 @@ def run(
         "-m",
         panel=_CACHE,
     ),
-    timed_requests: int = option(
-        200,
-        "Number of requests to run with the scheduler as well, for times; 0 is none.",
-        panel=_TIMED,
-    ),
-    timed_capacity: int | None = option(
-        None,
-        "Blocks of the cache for that, enough for the longest request at least; else half of "
-        "what these requests need.",
-        panel=_TIMED,
-    ),
-    slowdown: float | None = option(
-        None,
-        "Factor on the gaps between arrivals; by default so that one engine can serve them.",
-        panel=_TIMED,
-    ),
     out: Path | None = option(
         None, "A directory for plots (PNG, SVG) and report.html.", "--out", "-o"
     ),
     as_json: bool = option(False, "Print the results as JSON.", "--json"),
     *,
+    timed: TimedOptions,
     reading: source.TraceOptions,
     machine: MachineOptions,
     steps: CostOptions,
@@ -114,21 +128,16 @@ def run(
 
     Try: ostinato simulate trace.jsonl --out report
     """
-    check_minimum("timed_requests", timed_requests, 0)
-    if timed_capacity is not None:
-        check_minimum("timed_capacity", timed_capacity, 1)
-    if slowdown is not None and not 1 / _MAX_SLOWDOWN <= slowdown <= _MAX_SLOWDOWN:
-        raise ConfigError(
-            f"slowdown={slowdown}: must be above 0, from a millionth to {_MAX_SLOWDOWN:,.0f}"
-        )
+    timed.check()
     steps.check(machine)
     traffic, recording = reading.open(trace, model), reading.recording(trace)
     config = None if model is None else load_config(model)
-    cost = steps.choose(machine, recording, config) if timed_requests or machine.given else ASSUMED
+    has_cost = timed.timed_requests or machine.given
+    cost = steps.choose(machine, recording, config) if has_cost else ASSUMED
     kv = _groups(traffic, config)
     sizes = _sizes(traffic, capacity, kv)
     policies = _policies(policy)
-    disk = _disk(tiers, tier_speed, kv)
+    disk = _disk(tiers, timed.tier_speed, kv)
     open_folder(out)
     total = len(traffic) * num_replays(len(sizes), len(policies), kv)
     with progress_bar("Hits", total) as advance:
@@ -141,8 +150,8 @@ def run(
             add_bounds(simulation, advance)
     if recording is not None:
         simulation.replayed = Replay(recording).run()
-    if timed_requests:
-        _add_times(simulation, cost, timed_requests, timed_capacity, slowdown)
+    if timed.timed_requests:
+        _add_times(simulation, cost, timed)
     if as_json:
         print_json(output.as_json(simulation))
     else:
@@ -214,19 +223,13 @@ def _policies(text: str | None) -> tuple[PolicyName, ...]:
     return cast("tuple[PolicyName, ...]", tuple(dict.fromkeys(names)))
 
 
-def _add_times(
-    simulation: Simulation,
-    cost: StepCost,
-    num_requests: int,
-    num_blocks: int | None,
-    slowdown: float | None,
-) -> None:
+def _add_times(simulation: Simulation, cost: StepCost, timed: TimedOptions) -> None:
     """Run the first requests with the scheduler, with and without the cache."""
-    trace = simulation.trace.first(num_requests)
+    trace, slowdown = simulation.trace.first(timed.timed_requests), timed.slowdown
     simulation.is_slowed_to_fit = slowdown is None
     simulation.slowdown = slowed_to_fit(simulation.trace, cost) if slowdown is None else slowdown
     simulation.cost_origin = cost.origin
-    blocks = _timed_blocks(trace, num_blocks)
+    blocks = _timed_blocks(trace, timed.timed_capacity)
     windows: tuple[WindowConfig, ...] = ()
     if simulation.kv is not None and simulation.kv.windows:
         memory = simulation.kv.memory_for(blocks, trace.block_tokens)
