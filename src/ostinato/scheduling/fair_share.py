@@ -11,17 +11,16 @@ Models*, arXiv 2401.00588, without its weights. Two rules keep time in it:
 """
 
 import heapq
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ostinato.sched.sequence import Sequence
-from ostinato.sched.waiting_queue import WaitingOrder, by_arrival
+from ostinato.scheduling.ranked_orders import RankedOrder
 
 MAX_TENANTS = 4096
 """Counters that are kept of tenants that do not wait; above that, the lowest are forgotten."""
 
 
-class FairShare(WaitingOrder):
+class FairShare(RankedOrder):
     """Serve by priority, then the tenant that was served least; each tenant's by arrival.
 
     The bound on waiting is a tenant's, not a request's: the first of each tenant is
@@ -33,8 +32,7 @@ class FairShare(WaitingOrder):
 
     def __init__(self, max_overtakes: int) -> None:
         """Start with all tenants level."""
-        self._max_overtakes = max_overtakes
-        self._has_newly_overdue = False
+        super().__init__(max_overtakes)
         self._served: dict[bytes, int] = {}
         self._min_served = 0  # the lowest counter among those who waited in the last step
 
@@ -50,13 +48,9 @@ class FairShare(WaitingOrder):
         self._update_virtual_time({tenant_of(sequence) for sequence in waiting})
         return self._walk(waiting)
 
-    def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
-        """Count an overtake for the first of each tenant that stands before it by arrival."""
-        overtaken = waiting[: bisect_left(waiting, sequence.rank, key=by_arrival)]
-        for other in _queues(overtaken).values():
-            other[0].num_overtakes += 1
-            if other[0].num_overtakes == self._max_overtakes:
-                self._has_newly_overdue = True
+    def overtaken(self, before: list[Sequence]) -> Iterable[Sequence]:
+        """Return the first of each tenant."""
+        return [queue[0] for queue in _queues(before).values()]
 
     def planned(self, sequence: Sequence, num_tokens: int) -> None:
         """Add the tokens of this step to the tenant's counter."""

@@ -25,7 +25,7 @@ Long prompts age by two bounds:
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from ostinato.core.ids import SequenceId
@@ -78,10 +78,15 @@ class RankedOrder(WaitingOrder):
 
     def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
         """Count an overtake for every waiting sequence that arrived before it."""
-        for other in waiting[: bisect_left(waiting, sequence.rank, key=by_arrival)]:
+        before = waiting[: bisect_left(waiting, sequence.rank, key=by_arrival)]
+        for other in self.overtaken(before):
             other.num_overtakes += 1
             if other.num_overtakes == self._max_overtakes:
                 self._has_newly_overdue = True
+
+    def overtaken(self, before: list[Sequence]) -> Iterable[Sequence]:
+        """Return whom an admission counts as an overtake, of those that arrived before it."""
+        return before
 
 
 class LongestPrefixFirst(RankedOrder):
