@@ -5,13 +5,13 @@ through the public face, in float64, with blocks of four.
 """
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 from unittest import mock
 
 import pytest
 
 from ostinato import RequestOutput, SamplingParams
-from ostinato.runner.attention.softmax import Part
+from ostinato.runner.attention.shared_runs import SharedRun, shared_runs
 from ostinato.settings import IndexName
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS, Reference, random_ids
@@ -122,12 +122,18 @@ def test_reading_shared_blocks_once(family: str, make_llm: MakeLLM, reference_of
     llm = make_llm(family, read_once="always")
     prompts = [*PROMPTS, *PROMPTS, PROMPTS[0][:19]]
 
-    with mock.patch.object(Part, "add", autospec=True, side_effect=Part.add) as merge:
+    runs: list[SharedRun] = []
+
+    def noted(*step: Any) -> tuple[SharedRun, ...]:
+        runs.extend(shared_runs(*step))
+        return shared_runs(*step)
+
+    with mock.patch("ostinato.runner.attention.reads.shared_runs", noted):
         for _ in range(2):
             outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
             assert_exact(outputs, reference_of(family), prompts)
 
-    assert (merge.call_count > 0) == (0 in llm.engine.runner.groups.of_layer)
+    assert bool(runs) == (0 in llm.engine.runner.groups.of_layer)
 
 
 @every_family_on_an_index

@@ -106,12 +106,11 @@ TREE = Shape(
 )
 
 
-@pytest.mark.parametrize("cap", [None, 5.0], ids=["fused", "explicit"])
-def test_each_shared_block_is_read_once_in_a_step(cap: float | None):
+def test_each_shared_block_is_read_once_in_a_step():
     """Law 2, down a tree: 8 blocks by five sequences, 4 by three, and every tail by its own."""
     scene = Scene(TREE, torch.float32, EAGER)
 
-    read = blocks_read(scene, AttentionStyle(scale=1.0, soft_cap=cap))
+    read = blocks_read(scene, AttentionStyle(scale=1.0))
 
     assert [read[block] for block in scene.tables[0][:12]] == [1] * 12
     tails = {block for table in scene.tables for block in table[8:]}

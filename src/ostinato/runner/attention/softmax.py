@@ -1,7 +1,7 @@
 """A softmax computed in parts.
 
-Either over keys tile by tile (Milakov and Gimelshein, arXiv 1805.02867), or over parts that were
-computed separately, with the logarithm of their sum of exponentials::
+Over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867), or over runs of keys that other rows
+see as well, each with the logarithm of its sum of exponentials::
 
     part 1   mean of values m1, log-sum-exp l1  ┐      l = log(exp l1 + exp l2)
     part 2   mean of values m2, log-sum-exp l2  ┘ ──►  m = m1 exp(l1 - l) + m2 exp(l2 - l)
@@ -27,50 +27,6 @@ def unfold_heads(folded: Tensor, num_heads: int) -> Tensor:
     return folded.reshape(num_heads, -1, folded.shape[2]).transpose(0, 1)
 
 
-@dataclass(slots=True)
-class RunningSoftmax:
-    """Softmax over keys, tile by tile.
-
-    Attributes:
-        peak: Largest score so far, shape (num_kv_heads, num_rows, 1).
-        total: Sum of exponentials relative to it, likewise.
-        weighted: Weighted sum of values, shape (num_kv_heads, num_rows, value_dim).
-    """
-
-    peak: Tensor
-    total: Tensor
-    weighted: Tensor
-
-    @classmethod
-    def start(
-        cls, folded: Tensor, value_dim: int, num_heads: int, sinks: Tensor | None
-    ) -> "RunningSoftmax":
-        """Start with the sinks only, which have weight and no value."""
-        num_kv_heads, num_rows, _ = folded.shape
-        weighted = folded.new_zeros(num_kv_heads, num_rows, value_dim)
-        if sinks is None:
-            # The lowest number rather than -inf: a tile that no row sees must not give NaN.
-            peak = folded.new_full((num_kv_heads, num_rows, 1), torch.finfo(folded.dtype).min)
-            return cls(peak, torch.zeros_like(peak), weighted)
-        num_queries = num_rows * num_kv_heads // num_heads
-        peak = sinks.to(folded.dtype).repeat_interleave(num_queries).view(num_kv_heads, num_rows, 1)
-        return cls(peak, torch.ones_like(peak), weighted)
-
-    def add(self, scores: Tensor, values: Tensor) -> None:
-        """Add a tile: scores of shape (num_kv_heads, num_rows, num_keys), overwritten."""
-        peak = torch.maximum(self.peak, scores.amax(dim=-1, keepdim=True))
-        shrink = (self.peak - peak).exp_()
-        weights = scores.sub_(peak).exp_()
-        self.total = self.total * shrink + weights.sum(dim=-1, keepdim=True)
-        self.weighted = self.weighted * shrink + weights @ values
-        self.peak = peak
-
-    def result(self, num_heads: int) -> "Part":
-        """Return the weighted mean, heads unfolded."""
-        log_sum = unfold_heads(self.peak + self.total.log(), num_heads)
-        return Part(unfold_heads(self.weighted / self.total, num_heads), log_sum)
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """Attention of some rows over some of the keys.
@@ -84,17 +40,40 @@ class Part:
     log_sum: Tensor
 
     @classmethod
-    def empty(cls, queries: Tensor, value_dim: int) -> "Part":
-        """Return attention over no keys, in float32 or wider; see ``add``."""
+    def empty(cls, queries: Tensor, value_dim: int, sinks: Tensor | None) -> "Part":
+        """Return attention over no keys but sinks, which have weight and no value.
+
+        In float32 or wider.
+        """
         dtype = torch.promote_types(queries.dtype, torch.float32)
-        shape = queries.shape[:2]
-        mean = queries.new_zeros(*shape, value_dim, dtype=dtype)
-        return cls(mean, queries.new_full((*shape, 1), -torch.inf, dtype=dtype))
+        mean = queries.new_zeros(*queries.shape[:2], value_dim, dtype=dtype)
+        log_sum = queries.new_full((*queries.shape[:2], 1), -torch.inf, dtype=dtype)
+        if sinks is not None:
+            log_sum[:] = sinks[:, None]
+        return cls(mean, log_sum)
+
+    @classmethod
+    def of_tile(cls, scores: Tensor, values: Tensor, num_heads: int) -> "Part":
+        """Return attention over a tile of keys, of which a row may see none.
+
+        Args:
+            scores: Shape (num_kv_heads, num_folded_rows, num_keys), overwritten.
+            values: Shape (num_kv_heads, num_keys, value_dim).
+            num_heads: Heads of queries.
+        """
+        log_sum = scores.logsumexp(dim=-1, keepdim=True)
+        weights = scores.sub_(_finite(log_sum)).exp_()
+        return cls(unfold_heads(weights @ values, num_heads), unfold_heads(log_sum, num_heads))
 
     def add(self, rows: Tensor, part: "Part") -> None:
         """Merge attention over other keys, of each of some rows, shape (num_rows,), in place."""
-        before, added = self.log_sum[rows], part.log_sum.to(self.log_sum.dtype)
-        after = torch.logaddexp(before, added)
-        kept = self.mean[rows].mul_((before - after).exp_())
-        kept.addcmul_(part.mean.to(kept.dtype), (added - after).exp_())
-        self.mean[rows], self.log_sum[rows] = kept, after
+        before = self.log_sum[rows]
+        after = torch.logaddexp(before, part.log_sum)
+        mean = self.mean[rows].mul_((before - _finite(after)).exp_())
+        mean.addcmul_(part.mean, (part.log_sum - _finite(after)).exp_())
+        self.mean[rows], self.log_sum[rows] = mean, after
+
+
+def _finite(log_sum: Tensor) -> Tensor:
+    """Return the lowest number in place of -inf, so that differences are numbers."""
+    return log_sum.clamp(min=torch.finfo(log_sum.dtype).min)

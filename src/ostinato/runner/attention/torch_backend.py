@@ -4,16 +4,17 @@ There are two ways; the first that supports a layer is used:
 
 * *fused*: ``scaled_dot_product_attention``, FlashAttention's tiling (Dao et al., arXiv
   2205.14135), which never stores the scores;
-* *explicit*: two matrix products and a running softmax over tiles of keys (Milakov and
-  Gimelshein, arXiv 1805.02867), for soft caps, sinks, contexts too long to gather at once, and
-  sequences that share blocks.
+* *in tiles*: two matrix products and a softmax for each tile of keys (Milakov and Gimelshein, arXiv
+  1805.02867), for soft caps, sinks, contexts too long to gather at once, and sequences that share
+  blocks.
 
 Blocks that several sequences share are read once (law 2): all their rows, heads folded in, attend
 to the shared run in one product per key/value head (Hydragen, Juravsky et al., arXiv 2402.05099),
 and the result is merged with that of their own blocks, see ``softmax``.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ostinato.runner.attention.backend import AttentionBackend, AttentionStep, AttentionStyle
 from ostinato.runner.attention.reads import Read, ReadLimits, ReadPlans, SharingCost
-from ostinato.runner.attention.softmax import Part, RunningSoftmax, fold_heads, unfold_heads
+from ostinato.runner.attention.softmax import Part, fold_heads, unfold_heads
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv.kv_store import KVStore
 from ostinato.runner.kv.plain_store import PlainKVStore
@@ -114,26 +115,25 @@ class TorchStep(AttentionStep):
         output = queries.new_empty(num_tokens, num_heads, self.store.spec.layers[layer].value_dim)
         limits = self._limits(layer, queries, style)
         plan = self.reads.plan(style.window, limits)
+        tiled = [*plan.tails, *plan.shared]
         for read in plan.alone:
             if style.plain and read.num_keys <= limits.max_width:
-                attended = self._fused(layer, read, queries, style)
+                output[read.rows] = self._fused(layer, read, queries, style).to(output.dtype)
             else:
-                attended = self._explicit(layer, read, queries, style, limits).mean
-            output[read.rows] = attended.to(output.dtype)
-        if plan.shared:
-            whole = Part.empty(queries, output.shape[2])
-            without_sinks = replace(style, sinks=None)  # the tails count them
-            for reads, own in ((plan.tails, style), (plan.shared, without_sinks)):
-                for read in reads:
-                    whole.add(read.rows, self._explicit(layer, read, queries, own, limits))
-            for read in plan.tails:
-                output[read.rows] = whole.mean[read.rows].to(output.dtype)
+                tiled.append(read)
+        if tiled:
+            whole = Part.empty(queries, output.shape[2], style.sinks)
+            for read in tiled:
+                for part in self._tiles(layer, read, queries, style, limits):
+                    whole.add(read.rows, part)
+            rows = torch.cat([read.rows for read in tiled])
+            output[rows] = whole.mean[rows].to(output.dtype)
         return output
 
     def _limits(self, layer: int, queries: Tensor, style: AttentionStyle) -> ReadLimits:
         """Return the limits of a batch, from the bytes of one key and one score.
 
-        An explicit layer holds about three score matrices of its softmax at a time.
+        A layer in tiles holds about three score matrices of its softmax at a time.
         """
         kept, (_, num_heads, _) = self.store.spec.layers[layer], queries.shape
         score_width = max(4, queries.element_size())
@@ -163,23 +163,21 @@ class TorchStep(AttentionStep):
         )
         return unfold_heads(attended[0], queries.shape[1])
 
-    def _explicit(
+    def _tiles(
         self, layer: int, read: Read, queries: Tensor, style: AttentionStyle, limits: ReadLimits
-    ) -> Part:
-        """Attend tile by tile."""
-        num_heads, block_size = queries.shape[1], self.metadata.block_size
+    ) -> Iterator[Part]:
+        """Attend tile by tile; sinks are ignored."""
+        block_size = self.metadata.block_size
         num_kv_heads = self.store.spec.layers[layer].num_kv_heads
         precision = torch.promote_types(queries.dtype, torch.float32)
         folded = fold_heads(queries[read.rows].to(precision), num_kv_heads)
-        value_dim = self.store.spec.layers[layer].value_dim
-        softmax = RunningSoftmax.start(folded, value_dim, num_heads, style.sinks)
         num_blocks = max(1, limits.max_keys // block_size)
         for start in range(0, len(read.blocks), num_blocks):
             keys, values = self._gather(layer, read, precision, start, start + num_blocks)
             first = start * block_size
             seen = read.visible(style.window, first, first + keys.shape[1])
-            softmax.add(_scores(folded, keys, style, seen), values)
-        return softmax.result(num_heads)
+            scores = _scores(folded, keys, style, seen)
+            yield Part.of_tile(scores, values, queries.shape[1])
 
     def _gather(
         self, layer: int, read: Read, dtype: torch.dtype, start: int = 0, stop: int | None = None
