@@ -185,12 +185,12 @@ class FaultyStore:
 
     def get(self, key, start, size):
         self.faults.read()
-        return super().get(key, start, size)
+        return super().get(key, start, size)  # type: ignore[misc]
 
     def put(self, key, value, ttl_s, only_new=False):
         if self.faults.spend(len(value)) < len(value):
             raise StoreError("out of memory")
-        return super().put(key, value, ttl_s, only_new)
+        return super().put(key, value, ttl_s, only_new)  # type: ignore[misc]
 
 
 class FaultyServer(FaultyStore, ServerInMemory):
