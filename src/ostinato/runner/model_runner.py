@@ -249,4 +249,8 @@ def _reads_hidden(plan: StepPlan) -> bool:
 
 def _tasks(plan: StepPlan) -> list[SampleTask]:
     """Return what is sampled, one task per row."""
-    return [task for s in plan.sequences for task in (s.sample, *s.drafted) if task is not None]
+    tasks = list[SampleTask]()
+    for sequence in plan.sequences:
+        if sequence.sample is not None:
+            tasks += (sequence.sample, *sequence.drafted)
+    return tasks
