@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from ostinato.cli.options.engine_options import SamplingOptions
-from ostinato.cli.options.option_groups import grouped
+from ostinato.cli.options.option_groups import grouped, option
 from ostinato.engine.requests.sampling_params import SamplingParams
 
 from .terminal import Terminal
@@ -18,6 +18,13 @@ from .terminal import Terminal
 class Weather:
     wind: Annotated[int, typer.Option("--wind", "-w", help="How strong.")] = 3
     is_wet: Annotated[bool, typer.Option("--wet/--dry")] = False
+    waves: int = option(1)
+    """How high."""
+
+
+@dataclass(frozen=True)
+class Climate(Weather):
+    zone: str = option("", "Where.", "--zone", "-z")
 
 
 def run(*arguments: str):
@@ -25,7 +32,7 @@ def run(*arguments: str):
 
     @app.command()
     @grouped
-    def sail(ship: str, crew: int = 2, *, weather: Weather) -> None:
+    def sail(ship: str, crew: int = 2, *, weather: Climate) -> None:
         """Sail."""
         typer.echo(f"{ship} {crew} {weather.wind} {weather.is_wet}")
 
@@ -33,10 +40,12 @@ def run(*arguments: str):
 
 
 def test_a_group_of_options_comes_to_a_command_as_one_value():
+    """The docstring of a field is its help, of those that it inherits as well."""
     assert run("Bounty").stdout == "Bounty 2 3 False\n"
     assert run("Bounty", "--wet", "-w", "9", "--crew", "4").stdout == "Bounty 4 9 True\n"
     assert run("Bounty", "--wind", "strong").exit_code == 2
-    assert "How strong." in run("--help").stdout and "Sail." in run("--help").stdout
+    shown = run("--help").stdout
+    assert {text in shown for text in ("Sail.", "How strong.", "How high.", "Where.")} == {True}
 
 
 def test_an_option_of_two_groups_is_a_mistake_of_ours():
@@ -58,6 +67,6 @@ def test_options_of_sampling_are_named_as_its_parameters_are():
 def test_how_a_step_is_computed_may_be_said_to_each_command_with_an_engine(
     terminal: Terminal, command: list[str]
 ):
-    for option in ("--attention", "--forward", "--read-once", "--kv-cache-dtype"):
-        said = terminal.refuse(*command, option, "sometimes")
-        assert f"{option.strip('-').replace('-', '_')}='sometimes': must be one of" in said
+    for flag in ("--attention", "--forward", "--read-once", "--kv-cache-dtype"):
+        said = terminal.refuse(*command, flag, "sometimes")
+        assert f"{flag.strip('-').replace('-', '_')}='sometimes': must be one of" in said
