@@ -13,13 +13,13 @@ Norms, biases and learned positions are left out: about 1 % of GPT-2, and less t
 model above a billion parameters.
 """
 
+import json
 import math
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.size.kv_config import Config, ConfigReader, language_part
@@ -220,6 +220,8 @@ WEIGHT_BYTES = 2
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
+_MAX_HEAD_BYTES = 100 * 2**20
+
 
 def adapter_bytes(folders: Sequence[str], packed: bool = False) -> int:
     """Return the memory of the adapters in some directories, in bfloat16.
@@ -236,17 +238,21 @@ def adapter_bytes(folders: Sequence[str], packed: bool = False) -> int:
 
 def _bytes_of(folder: str, unit: int) -> int:
     path = Path(folder) / "adapter_model.safetensors"
-    shapes: dict[str, list[list[int]]] = {}  # those of a layer's experts together
-    total = 0
     try:
-        with safe_open(path, "numpy") as file:
-            for name in file.keys():  # noqa: SIM118
-                shape = file.get_slice(name).get_shape()
-                shapes.setdefault(_EXPERT.sub(".experts.", name), []).append(shape)
+        with path.open("rb") as file:
+            (num_bytes,) = struct.unpack("<Q", file.read(8))
+            if num_bytes > _MAX_HEAD_BYTES:
+                raise ValueError("its header is too long")
+            head = json.loads(file.read(num_bytes))
+        shapes: dict[str, list[list[int]]] = {}  # those of a layer's experts together
+        for name, entry in head.items():
+            if name != "__metadata__":
+                shapes.setdefault(_EXPERT.sub(".experts.", name), []).append(entry["shape"])
+        total = 0
         for own in shapes.values():
             padded = (-(-size // unit) * unit for size in own[0])
             per_tile = max(1, unit // min(own[0]))  # experts whose ranks share one
             total += -(-len(own) // per_tile) * math.prod(padded)
-    except (OSError, ValueError, SafetensorError) as error:
+        return total * WEIGHT_BYTES
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"--lora {folder!r}: {path} cannot be read: {error}") from error
-    return total * WEIGHT_BYTES
