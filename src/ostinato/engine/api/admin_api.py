@@ -15,6 +15,7 @@ from array import array
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,13 +169,11 @@ class AdminApi:
         if self._engine.image_encoder is not None:
             self._engine.image_encoder.remove_outputs(salt)
         self._engine.recorder.on_erased(salt)
-        receipt = EraseReceipt(
-            num_cancelled,
-            receipt.num_blocks,
-            receipt.num_leases,
-            receipt.num_events,
-            self._zero_unused_slots(),
-            num_texts,
+        receipt = replace(
+            receipt,
+            num_requests=num_cancelled,
+            num_zeroed_slots=self._zero_unused_slots(),
+            num_texts=num_texts,
             num_turns=num_turns,
         )
         if tiers is not None:
