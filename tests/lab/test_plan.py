@@ -89,7 +89,7 @@ def test_the_words_of_a_plan_are_those_of_a_sum_by_hand():
 def test_what_routing_is_worth_is_said():
     said = words(planned(drawn_trace(1, 150), Prices(1.0, 0.001), CostModel(0.0, 0.2, 0.0)))
     assert "route requests by their prefix" in said
-    assert "If requests are sent to each replica in turn, the same memory finds" in said
+    assert "If requests are sent to the replicas round robin, the same memory finds" in said
     assert "and one cache for all" in said
 
 

@@ -179,7 +179,8 @@ def _print(report: PlanReport) -> None:
 
 def _headings(report: PlanReport) -> tuple[str, ...]:
     bill = f"{report.currency}/h"
-    return "memory\neach", "hits", "replicas", bill, "hits\nin turn", "replicas\nin turn", ""
+    others = "hits,\nround robin", "replicas,\nround robin"
+    return "memory\neach", "hits", "replicas", bill, *others, ""
 
 
 def _rows(report: PlanReport) -> Iterator[tuple[str, ...]]:
@@ -191,14 +192,14 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, ...]]:
         yield _row(memory, choice.affinity, choice.round_robin, remark)
 
 
-def _row(memory: str, routed: Fleet, in_turn: Fleet, remark: str) -> tuple[str, ...]:
+def _row(memory: str, routed: Fleet, round_robin: Fleet, remark: str) -> tuple[str, ...]:
     return (
         memory,
         f"{routed.hit_ratio:.1%}",
         f"{routed.num_replicas:,}",
         money(routed.money),
-        f"{in_turn.hit_ratio:.1%}",
-        f"{in_turn.num_replicas:,}",
+        f"{round_robin.hit_ratio:.1%}",
+        f"{round_robin.num_replicas:,}",
         remark,
     )
 

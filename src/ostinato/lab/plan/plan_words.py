@@ -62,7 +62,7 @@ def _without_affinity(best: Option, currency: str) -> str:
     needs = f"{count(other.num_replicas, 'replica')} for {money(other.money)} {currency} per hour"
     compared = f"which needs {needs}" if more else "with as many replicas"
     return (
-        f"If requests are sent to each replica in turn, the same memory finds "
+        f"If requests are sent to the replicas round robin, the same memory finds "
         f"{other.hit_ratio:.1%}, {compared}."
     )
 

@@ -5,7 +5,7 @@ A conversation that moves to another replica misses, so hits depend on the route
 * ``affinity``: a request goes where most of its prefix is cached, unless that replica has more than
   its share of the load (a quarter above the mean, and one request); then to the next best. Without
   a cached prefix it goes to the least loaded one.
-* ``round_robin``: each in turn, like a load balancer without prefix awareness.
+* ``round_robin``: a load balancer that ignores prefixes.
 
 Sources: consistent hashing with bounded loads, arXiv 1608.01350, for the bound; Preble, arXiv
 2407.00023, and SGLang's router for routing by prefix.
