@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -216,10 +216,6 @@ class EntrySource(WeightSource):
     def num_bytes(self) -> int:
         """Bytes that are mapped."""
         return self._entry.num_bytes
-
-    def are_equal(self, names: Sequence[str]) -> bool:
-        """Return True: what was tied once is not compared again."""
-        return True
 
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return a weight that was not packed, mapped."""
