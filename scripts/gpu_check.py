@@ -80,7 +80,7 @@ class Context:
 
     def checkpoint(self, family: str) -> str:
         """Return a tiny checkpoint of a family, made once."""
-        from tests.support.checkpoints import Checkpoints
+        from tests.support.models.checkpoints import Checkpoints
 
         return str(Checkpoints(self.folder).path(family))
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import is_hypothesis_test, settings
 
 from ostinato.settings import IndexName
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.tiny_scheduler import TinyScheduler, tiny_scheduler
 from tests.support.daily_cases import leave_cases_to_the_night
-from tests.support.tiny_cache import TinyCache, tiny_cache
-from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 # Before torch is imported by any test. By default OpenMP's threads spin while they wait, which on a
 # busy machine keeps the very thread off its core that they wait for: ten times slower.

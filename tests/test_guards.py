@@ -3,6 +3,7 @@
 import ast
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,3 +160,12 @@ def test_no_file_begins_with_a_question():
     files = [path for tree in trees for path in tree.rglob("*") if path.suffix in SOURCES]
     assert len(files) > 1_000
     assert not [path for path in files if "?" in path.read_text().partition("\n")[0]]
+
+
+def test_no_folder_has_more_than_twenty_files():
+    """Headers and ``__init__`` included; pages of the docs are a list by nature."""
+    trees = [SOURCE, *(TESTS.parent / name for name in ("tests", "benchmarks", "native"))]
+    folders = Counter(
+        path.parent for tree in trees for path in tree.rglob("*") if path.suffix in SOURCES
+    )
+    assert not {str(folder): count for folder, count in folders.items() if count > 20}

@@ -16,7 +16,7 @@ import pytest
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support.servers import serving
+from tests.support.servers.servers import serving
 from tests.test_heart import ROOT, code_lines
 
 MAX_CODE_LINES = {"src": 65_930, "tests": 54_066, "benchmarks": 8_944}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.agents import programs
-from tests.support.scripted_model import CodeLoop, Script, Talk, ToolLoop, written_call
+from tests.support.models.scripted_model import CodeLoop, Script, Talk, ToolLoop, written_call
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,8 @@ import pytest
 
 from tests.agents.clients import CLIENTS, AgentClient
 from tests.agents.installing import Installer, version_of
-from tests.support.cache_views import num_common
-from tests.support.scripted_model import ScriptedLLM, Turn, scripted_server
+from tests.support.cache.cache_views import num_common
+from tests.support.models.scripted_model import ScriptedLLM, Turn, scripted_server
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
 

@@ -25,7 +25,7 @@ from tests.agents.clients import AgentClient
 from tests.agents.installing import Installer
 from tests.engine.scoring.conftest import headed
 from tests.engine.scoring.test_pooling import PROMPTS, modules, write
-from tests.support.servers import await_idle, serving
+from tests.support.servers.servers import await_idle, serving
 
 __all__ = ["headed"]
 

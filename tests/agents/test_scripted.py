@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.cache_views import num_common
-from tests.support.scripted_model import (
+from tests.support.cache.cache_views import num_common
+from tests.support.models.scripted_model import (
     ScriptedLLM,
     ToolLoop,
     Turn,

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.fleet import FleetConfig, LibraryDispatcher, Outage, replay_fleet
+from benchmarks.router.fleet import FleetConfig, LibraryDispatcher, Outage, replay_fleet
 from ostinato.core.config import SchedulerConfig
 from ostinato.lab.simulate.timed_replay import replay_timed
 from ostinato.lab.work.cost_model import CostModel
 from ostinato.router import RouterConfig
 from ostinato.settings import PrefixCacheConfig
-from tests.lab.small_traces import trace_of
+from tests.lab.traces.small_traces import trace_of
 
 COST = CostModel(0.01, 0.001, 0.0)
 CACHE = PrefixCacheConfig(block_size=4, num_blocks=64, keep_event_batches=16)

@@ -3,7 +3,7 @@
 A table's path is the deepest node that it holds; ``up`` walks from there to the root.
 """
 
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
 
 
 def nodes(cache: TinyCache, name: str) -> list[tuple[int, int]]:

@@ -1,8 +1,7 @@
 """Fixtures of the command line's tests."""
 
-from tests.support.model_pool import pooled_models, use_pool
-
-from .engine_watch import watch
-from .terminal import terminal
+from tests.cli.engine_watch import watch
+from tests.cli.terminal import terminal
+from tests.support.models.model_pool import pooled_models, use_pool
 
 __all__ = ["pooled_models", "terminal", "use_pool", "watch"]

@@ -9,8 +9,7 @@ import typer
 import ostinato
 from ostinato.cli import _errors
 from ostinato.core.errors import ConfigError
-
-from .terminal import Terminal
+from tests.cli.terminal import Terminal
 
 IN_ORDER = ("demo", "generate", "chat", "size", "savings")
 

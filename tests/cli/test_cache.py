@@ -11,9 +11,8 @@ from ostinato.core.errors import ConfigError
 from ostinato.engine.tiers.tiered_cache import TierCounts
 from ostinato.server.access.keys import read_keys
 from ostinato.tiers.port import TierStats
+from tests.cli.terminal import Terminal, drawn
 from tests.server.keyed import Keyed, keyed_server
-
-from .terminal import Terminal, drawn
 
 PROMPT = "Good night, good night! Parting is such sweet sorrow, that I shall say good night."
 

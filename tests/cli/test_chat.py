@@ -10,10 +10,9 @@ from ostinato import AsyncLLM, SamplingParams
 from ostinato.cli.chat import Conversation
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.runner.model_runner import ModelRunner
-
-from .engine_watch import EngineWatch, press_ctrl_c_in_step
-from .pseudo_terminal import CTRL_C, CTRL_D, RETURN, UP, PseudoTerminal
-from .terminal import Terminal, unwrapped
+from tests.cli.engine_watch import EngineWatch, press_ctrl_c_in_step
+from tests.cli.pseudo_terminal import CTRL_C, CTRL_D, RETURN, UP, PseudoTerminal
+from tests.cli.terminal import Terminal, unwrapped
 
 FEW = ("--max-tokens", "12", "--num-blocks", "128", "--seed", "5")
 COST = re.compile(r"(\d+) prompt tokens, (\d+) cached \| (\d+) generated")

@@ -12,9 +12,8 @@ from ostinato.cli.demonstration.demo_examples import run_examples
 from ostinato.cli.demonstration.demo_waves import MAX_CALLS, calls, calls_in_words
 from ostinato.lab.size.quantities import write_seconds
 from ostinato.runner.attention_choice import log_once
-
-from .engine_watch import EngineWatch, watching
-from .terminal import Terminal, row, unwrapped
+from tests.cli.engine_watch import EngineWatch, watching
+from tests.cli.terminal import Terminal, row, unwrapped
 
 CALLS = 6
 PROMPT, SHARED, OWN, OUTPUT = 528, 512, 16, 4

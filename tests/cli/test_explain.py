@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from ostinato import LLM, SamplingParams
+from tests.cli.terminal import Terminal
 from tests.server.keyed import keyed_server
-
-from .terminal import Terminal
 
 FIRST, SECOND = "You are a helpful assistant.", "You are A helpful assistant."
 TALK = [{"role": "system", "content": "The scene is Rome."}, {"role": "user", "content": "Who?"}]

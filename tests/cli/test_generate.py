@@ -9,10 +9,9 @@ import pytest
 
 from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
 from ostinato.runner.checkpoints.model_resolver import resolve_model
-from tests.support.adapters import save_adapter
-
-from .engine_watch import EngineWatch, press_ctrl_c_in_step
-from .terminal import Terminal
+from tests.cli.engine_watch import EngineWatch, press_ctrl_c_in_step
+from tests.cli.terminal import Terminal
+from tests.support.models.adapters import save_adapter
 
 PROMPT = "ROMEO:\nWhat light"
 FEW = ("--max-tokens", "12", "--num-blocks", "64")

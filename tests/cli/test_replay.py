@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.runner.native.library import current_isa, library
+from tests.cli.terminal import Terminal
 from tests.support.instruction_sets import isa_in_use, needs_library
-
-from .terminal import Terminal
 
 pytestmark = needs_library
 

@@ -2,7 +2,7 @@
 
 import json
 
-from .terminal import Terminal, row, unwrapped
+from tests.cli.terminal import Terminal, row, unwrapped
 
 
 def test_without_options_it_tells_the_story_of_a_thousand_calls(terminal: Terminal):

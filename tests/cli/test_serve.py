@@ -11,12 +11,11 @@ import openai
 
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.server.state import ServerState
-from tests.support.adapters import save_adapter
-from tests.support.served_process import served
-from tests.support.servers import events_of, serving
+from tests.cli.terminal import Terminal
+from tests.support.models.adapters import save_adapter
+from tests.support.servers.served_process import served
+from tests.support.servers.servers import events_of, serving
 from tests.support.waiting import wait_until
-
-from .terminal import Terminal
 
 MODEL = "tiny-shakespeare"
 

@@ -14,10 +14,9 @@ from safetensors.numpy import save_file
 from ostinato import LLM, SamplingParams
 from ostinato.cli.options import cost_options as _cost_options
 from ostinato.lab.work.cost_model import ASSUMED
-from tests.lab import known_configs
-from tests.lab.small_traces import write_mooncake
-
-from .terminal import Terminal, unwrapped
+from tests.cli.terminal import Terminal, unwrapped
+from tests.lab.size import known_configs
+from tests.lab.traces.small_traces import write_mooncake
 
 WINDOWED: dict[str, Any] = {
     "model_type": "gemma3_text",

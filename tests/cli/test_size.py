@@ -12,9 +12,8 @@ from safetensors.numpy import save_file
 
 from ostinato.core.errors import ConfigError
 from ostinato.lab.size.weights import adapter_bytes
-from tests.lab.known_configs import LLAMA_2_7B
-
-from .terminal import Terminal
+from tests.cli.terminal import Terminal
+from tests.lab.size.known_configs import LLAMA_2_7B
 
 GEMMA_3 = {"model_type": "gemma3_text", "dtype": "bfloat16"}
 DEEPSEEK_V3 = {"model_type": "deepseek_v3", "dtype": "bfloat16"}

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cli.terminal import Terminal
 from tests.server.keyed import Keyed, keyed_server
-
-from .terminal import Terminal
 
 FIRST = "You are a helpful assistant, and a patient one. Who wrote Romeo and Juliet?"
 

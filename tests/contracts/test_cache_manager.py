@@ -4,7 +4,7 @@ Laws 1, 5, 6 and 9.
 """
 
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import Sequence, tiny_cache
+from tests.support.cache.tiny_cache import Sequence, tiny_cache
 
 
 def _runs(sequence: Sequence) -> list[tuple[str, str, int]]:

@@ -4,7 +4,7 @@ import pytest
 
 from ostinato.errors import CacheInUse
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.tiny_cache import tiny_cache
 
 # --- eviction (law 8) ---------------------------------------------------------------------
 

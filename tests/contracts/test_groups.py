@@ -10,9 +10,9 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.identity import ImageSpan
 from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED, LeaseStatus
-from tests.support.cache_views import prefix_key, windows_of
-from tests.support.tiny_cache import TinyCache, tiny_cache
-from tests.support.tiny_scheduler import tiny_scheduler
+from tests.support.cache.cache_views import prefix_key, windows_of
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.tiny_scheduler import tiny_scheduler
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRST"
 

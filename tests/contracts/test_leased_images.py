@@ -2,8 +2,8 @@
 
 from ostinato.core.identity import ImageSpan
 from ostinato.tenants.terms import LeaseStatus, LeaseTerms
-from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.cache_views import prefix_key
+from tests.support.cache.tiny_cache import tiny_cache
 
 CAT, DOG = ImageSpan(b"cat", 2, 4), ImageSpan(b"dog", 2, 4)
 

@@ -27,9 +27,9 @@ from ostinato.core.identity import Identity
 from ostinato.errors import CacheInUse
 from ostinato.settings import StateConfig, TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED
-from tests.support.cache_views import prefix_key, windows_of
-from tests.support.tiny_cache import TinyCache, tiny_cache
-from tests.support.whole_state import whole_state
+from tests.support.cache.cache_views import prefix_key, windows_of
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.whole_state import whole_state
 
 LAYERS: dict[str, dict[str, Any]] = {
     "full attention": {},

@@ -3,7 +3,7 @@
 from ostinato.core.identity import derive_salt, tenant_of
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import TenantShare
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.tiny_cache import tiny_cache
 
 TEAM = derive_salt("tenant", "team").encode()
 

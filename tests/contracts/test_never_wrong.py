@@ -4,8 +4,8 @@ import pytest
 
 from ostinato.core.identity import ImageSpan
 from ostinato.observe.introspection import cached_blocks
-from tests.support.cache_views import found, prefix_key
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.cache_views import found, prefix_key
+from tests.support.cache.tiny_cache import tiny_cache
 
 # --- images ---------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import pytest
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.observe.introspection import cached_blocks
-from tests.support.cache_views import found, letters, prefix_key
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.cache_views import found, letters, prefix_key
+from tests.support.cache.tiny_cache import tiny_cache
 
 # --- whole blocks ---------------------------------------------------------------------------
 

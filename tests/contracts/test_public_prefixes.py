@@ -12,9 +12,9 @@ from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED, LeaseStatus
-from tests.support.cache_views import letters, prefix_key
-from tests.support.memory_search import Traces, search
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.cache_views import letters, prefix_key
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
+from tests.support.servers.memory_search import Traces, search
 
 SALT = b"\xffpublic"
 TEXT = "PUBLICLY"

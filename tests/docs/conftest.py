@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.terminal import Terminal
 from tests.docs.reading import ROOT, code_blocks
-from tests.support.model_pool import POOL, pooled_models, use_pool
-from tests.support.servers import serving
+from tests.support.models.model_pool import POOL, pooled_models, use_pool
+from tests.support.servers.servers import serving
 
 __all__ = ["pooled_models", "use_pool"]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.family_table import FAMILIES, row_of, row_on_page
 from tests.support.instruction_sets import needs_library
+from tests.support.models.family_table import FAMILIES, row_of, row_on_page
 
 pytestmark = needs_library
 

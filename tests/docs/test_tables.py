@@ -1,5 +1,6 @@
 """Tables and lists on the pages hold what the code holds."""
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from ostinato.protocol.dialects import DIALECTS, READ_ON, Dialect
 from tests.docs.reading import ROOT
-from tests.support.model_families import FAMILIES
+from tests.support.models.model_families import FAMILIES
 
 SETTINGS = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "docs/models.md").read_text(encoding="utf-8")
@@ -60,3 +61,13 @@ def test_the_page_of_agents_lists_the_fields_that_are_not_obeyed(dialect: Dialec
     rows += [f"| `{name}` | refused: {instead} |" for name, instead in dialect.refused.items()]
     assert [line for line in section.splitlines() if line.startswith("| `")] == rows
     assert READ_ON in page
+
+
+@pytest.mark.parametrize("folder", ["", "cache", "models", "servers"])
+def test_the_map_of_the_harness_lists_its_files(folder: str):
+    """One page in the docstring of ``tests.support``, and a list in each of its folders."""
+    package = ROOT / "tests/support" / folder
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    listed = set(re.findall(r"``(\w+)/?``(?=[,:])", text))
+    names = {path.stem for path in package.iterdir() if path.suffix in ("", ".py")}
+    assert listed == names - {"__init__", "__pycache__"}

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from ostinato import LLM
-from tests.engine.async_calls import expected
-from tests.engine.kv_events_publishing import listen, publish
-from tests.engine.tiered import new_llm, tier
-from tests.support.checkpoints import Checkpoints, checkpoints
+from tests.engine.api.async_calls import expected
+from tests.engine.kv_events.kv_events_publishing import listen, publish
+from tests.engine.tiers.tiered import new_llm, tier
 from tests.support.engines import assert_idle, make_llm
-from tests.support.model_families import VOCAB_SIZE
-from tests.support.model_pool import pooled_models, use_pool
+from tests.support.models.checkpoints import Checkpoints, checkpoints
+from tests.support.models.model_families import VOCAB_SIZE
+from tests.support.models.model_pool import pooled_models, use_pool
 
 __all__ = [
     "bard", "checkpoints", "expected", "listen", "llm", "make_llm", "new_llm", "pooled_models",

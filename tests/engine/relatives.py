@@ -7,8 +7,8 @@ import pytest
 from ostinato import LLM, RequestOutput, SamplingParams
 from ostinato.engine.loop.engine import Engine
 from ostinato.engine.requests.prompts import Prompt
-from tests.engine.llm_calls import tokens_of
-from tests.support.checkpoints import Checkpoints
+from tests.engine.api.llm_calls import tokens_of
+from tests.support.models.checkpoints import Checkpoints
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 STEM = list(range(30, 61))

@@ -11,9 +11,9 @@ from ostinato.core.errors import ConfigError, PromptTooLong
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
-from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM, assert_idle
 from tests.support.instruction_sets import needs_library
+from tests.support.models.checkpoints import Checkpoints
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 

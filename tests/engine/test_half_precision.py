@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from ostinato import SamplingParams
-from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
-from tests.support.model_families import FAMILIES
+from tests.support.models.checkpoints import Checkpoints
+from tests.support.models.model_families import FAMILIES
 from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.one_case_in(3)

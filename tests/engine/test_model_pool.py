@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ostinato import LLM
-from tests.support.checkpoints import Checkpoints, edit_config
-from tests.support.model_pool import POOL
+from tests.support.models.checkpoints import Checkpoints, edit_config
+from tests.support.models.model_pool import POOL
 
 
 def borrow(path: Path, **settings: object) -> LLM:

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from ostinato import LLM, LeaseStatus, SamplingParams
 from ostinato.errors import BrokenCheckpoint, ConfigError, ModelError
-from tests.engine.stepping import StepByStep, async_llm, last
-from tests.support.checkpoints import Checkpoints
+from tests.engine.loop.stepping import StepByStep, async_llm, last
 from tests.support.engines import MakeLLM
+from tests.support.models.checkpoints import Checkpoints
 from tests.support.waiting import queued_commands, until
 
 NAME = "model.layers.1.mlp.up_proj.weight"

@@ -14,10 +14,10 @@ import torch
 from ostinato import LLM, SamplingParams
 from ostinato.lab.size.kv_bytes import kv_bytes
 from ostinato.settings import window_blocks
-from tests.support.cache_views import windows_of
-from tests.support.checkpoints import Checkpoints
+from tests.support.cache.cache_views import windows_of
 from tests.support.engines import MakeLLM
-from tests.support.model_families import FAMILIES, WINDOW
+from tests.support.models.checkpoints import Checkpoints
+from tests.support.models.model_families import FAMILIES, WINDOW
 
 pytestmark = pytest.mark.one_case_in(3)
 

@@ -19,8 +19,8 @@ from ostinato.eviction.lifetimes import LruShadow
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import PrefixCacheConfig
-from tests.support.adversary import PLANS, Adversary, Plan
-from tests.support.hard_traffic import HARD_TRAFFIC, Asked, Traffic, loop
+from tests.support.cache.adversary import PLANS, Adversary, Plan
+from tests.support.cache.hard_traffic import HARD_TRAFFIC, Asked, Traffic, loop
 
 LAST = 2**32 - 1
 

@@ -9,8 +9,8 @@ from ostinato.core.errors import ConfigError
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.settings import IndexName, PolicyName, PrefixCacheConfig, TenantShare
 from ostinato.tenants.terms import PINNED
-from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.cache_views import prefix_key
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
 
 
 def once(number: int) -> str:

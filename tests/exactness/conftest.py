@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.exactness.reference import Reference
-from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import make_llm
 from tests.support.instruction_sets import isa
-from tests.support.model_pool import pooled_models, use_pool
+from tests.support.models.checkpoints import Checkpoints, checkpoints
+from tests.support.models.model_pool import pooled_models, use_pool
 
 __all__ = ["checkpoints", "isa", "make_llm", "pooled_models", "reference_of", "use_pool"]
 

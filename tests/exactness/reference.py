@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.support.model_families import VOCAB_SIZE, WINDOW
-from tests.support.references import generate, reference_model
+from tests.support.models.model_families import VOCAB_SIZE, WINDOW
+from tests.support.models.references import generate, reference_model
 
 NUM_NEW = 10
 """Tokens that each prompt is continued by."""

@@ -7,17 +7,17 @@ import pytest
 
 from ostinato import LoRARequest, SamplingParams
 from tests.exactness.reference import random_ids
-from tests.support.adapters import (
+from tests.support.engines import MakeLLM
+from tests.support.instruction_sets import needs_library
+from tests.support.models.adapters import (
     INVOCATION,
     PeftReference,
     adapters,
     save_adapter,
     save_with_peft,
 )
-from tests.support.checkpoints import Checkpoints
-from tests.support.engines import MakeLLM
-from tests.support.family_table import CHANGES
-from tests.support.instruction_sets import needs_library
+from tests.support.models.checkpoints import Checkpoints
+from tests.support.models.family_table import CHANGES
 
 __all__ = ["adapters"]
 

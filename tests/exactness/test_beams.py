@@ -10,7 +10,7 @@ from ostinato.engine.api.beam_api import BeamSearchOutput
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import PROMPTS
 from tests.support.engines import MakeLLM
-from tests.support.references import generate
+from tests.support.models.references import generate
 
 NUM_NEW = 8
 

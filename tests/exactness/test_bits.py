@@ -19,10 +19,10 @@ from torch import Tensor
 from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.native.library import Isa
-from tests.support.adapters import INVOCATION, save_adapter
 from tests.support.engines import MakeLLM
 from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
-from tests.support.model_families import MAX_LENGTH, VOCAB_SIZE, WINDOW
+from tests.support.models.adapters import INVOCATION, save_adapter
+from tests.support.models.model_families import MAX_LENGTH, VOCAB_SIZE, WINDOW
 
 pytestmark = [needs_library, pytest.mark.one_case_in(2)]
 

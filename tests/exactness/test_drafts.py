@@ -20,7 +20,7 @@ from ostinato.sched.step_planner import Drafts
 from tests.exactness.test_bits import FORMATS, MODELS
 from tests.support.engines import MakeLLM
 from tests.support.instruction_sets import needs_library
-from tests.support.model_families import MAX_LENGTH, VOCAB_SIZE
+from tests.support.models.model_families import MAX_LENGTH, VOCAB_SIZE
 
 pytestmark = needs_library
 

@@ -16,7 +16,7 @@ from ostinato.settings import IndexName
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS, Reference, random_ids
 from tests.support.engines import MakeLLM
-from tests.support.model_families import FAMILIES, GATED_MIXTURES, MIXTURES
+from tests.support.models.model_families import FAMILIES, GATED_MIXTURES, MIXTURES
 from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.one_case_in(3)

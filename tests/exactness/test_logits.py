@@ -16,7 +16,7 @@ from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS
 from tests.exactness.test_greedy import every_family, every_family_on_an_index
 from tests.support.engines import MakeLLM
-from tests.support.model_families import VOCAB_SIZE
+from tests.support.models.model_families import VOCAB_SIZE
 
 pytestmark = pytest.mark.one_case_in(3)
 

@@ -20,7 +20,7 @@ from ostinato.errors import ConfigError
 from ostinato.runner import portable_bits
 from ostinato.runner.native.library import Isa
 from tests.support.instruction_sets import needs_library
-from tests.support.portable_weights import portable_numbers, save_portable_checkpoint
+from tests.support.models.portable_weights import portable_numbers, save_portable_checkpoint
 
 pytestmark = needs_library
 

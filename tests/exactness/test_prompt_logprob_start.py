@@ -8,7 +8,7 @@ from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import PROMPTS
 from tests.exactness.test_logits import as_rows, assert_close
 from tests.support.engines import MakeLLM
-from tests.support.model_families import VOCAB_SIZE
+from tests.support.models.model_families import VOCAB_SIZE
 
 
 def scored_from(start: int) -> SamplingParams:

@@ -12,7 +12,7 @@ from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, random_ids
 from tests.exactness.test_greedy import GREEDY, assert_exact
 from tests.support.engines import MakeLLM
-from tests.support.model_families import HYBRIDS
+from tests.support.models.model_families import HYBRIDS
 
 BASE = random_ids(0, 150)
 PARTED_AT = (149, 129, 128, 127, 70, 64, 63, 6)

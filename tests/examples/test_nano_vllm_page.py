@@ -4,7 +4,7 @@ A system prompt shorter than a block saves nothing there. With copy-on-write it 
 """
 
 from ostinato.core.identity import Identity, PrefixKey
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.tiny_cache import tiny_cache
 
 
 def tokens(first: int, count: int) -> list[int]:

@@ -16,7 +16,7 @@ from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import PrefixCacheConfig
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
 
 TO_BE = "To be or not to be"
 TO_BE_GOES_ON = "\ntile; nobly said he"  # 20 generated tokens; the last one is never computed

@@ -3,8 +3,8 @@
 import pytest
 
 from ostinato.indexes.block_hash import BlockHasher, sha256
-from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.cache_views import prefix_key
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
 
 PROMPT = "You are a helpful assistant. Be brief. What is a prefix cache good for, really?!"
 

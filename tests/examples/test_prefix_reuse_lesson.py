@@ -5,7 +5,7 @@ that is shared in part need not be recomputed in whole, since its shared slots c
 """
 
 from ostinato.core.identity import Identity, PrefixKey
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.tiny_cache import tiny_cache
 
 
 def test_match_returns_the_blocks_on_the_way_and_takes_no_reference(cache):

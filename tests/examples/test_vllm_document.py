@@ -13,7 +13,7 @@ import pytest
 
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
 
 FIRST_16 = "ABCDEFGHIJKLMNOP"
 

@@ -20,8 +20,8 @@ from ostinato.ghost.sampling_window import SamplingWindow
 from ostinato.ghost.simulated_cache import LearnedPolicySimulation, LruSimulation
 from ostinato.observe.counters import GhostEstimate, LookupCounts
 from ostinato.settings import PolicyName, PrefixCacheConfig
-from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.cache_views import prefix_key
+from tests.support.cache.tiny_cache import tiny_cache
 
 SIZES = (0.5, 2.0, 4.0)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ostinato.hybrid.checkpoint import Checkpoint
 from ostinato.hybrid.placement import Placement, place
 from ostinato.settings import StateConfig
-from tests.support.tiny_cache import tiny_cache
-from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
+from tests.support.cache.tiny_cache import tiny_cache
+from tests.support.cache.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 DEPTHS = st.dictionaries(st.integers(1, 30), st.integers(1, 5), min_size=1, max_size=7)
 

@@ -11,7 +11,7 @@ from ostinato.assembly import build_cache
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.settings import PrefixCacheConfig, WindowConfig, window_blocks
-from tests.support.cache_views import held_windows, windows_of
+from tests.support.cache.cache_views import held_windows, windows_of
 
 pytestmark = pytest.mark.one_case_in(3)
 

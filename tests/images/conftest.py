@@ -8,9 +8,9 @@ import pytest
 
 from ostinato import LLM
 from ostinato.runner.model_loader import load_model
-from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle
-from tests.support.images import ImageReference, image_checkpoint
+from tests.support.models.checkpoints import Checkpoints, checkpoints
+from tests.support.models.images import ImageReference, image_checkpoint
 
 __all__ = ["checkpoints", "make_image_llm", "reference_of"]
 

@@ -8,7 +8,7 @@ import pytest
 from ostinato.core.errors import RequestError
 from ostinato.engine.prompts.image_decoder import ImageDecoder
 from ostinato.images.picture import as_picture
-from tests.support.images import picture, png, repeated_scans
+from tests.support.models.images import picture, png, repeated_scans
 
 
 def test_a_worker_reads_what_the_process_itself_would_read():

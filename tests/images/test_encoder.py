@@ -11,7 +11,7 @@ from ostinato.engine.requests.prompts import parse_prompt
 from ostinato.runner.images.store import ImageStore
 from ostinato.runner.images.vision import Pixels, Vision
 from tests.images.conftest import MakeImageLLM
-from tests.support.images import IMAGE, picture
+from tests.support.models.images import IMAGE, picture
 
 ONE, TWO = (SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 2))
 CATS, DOGS = picture(1), picture(2)

@@ -12,9 +12,9 @@ from PIL import Image
 from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
 from ostinato.engine.requests.prompts import parse_prompt
 from tests.images.conftest import MakeImageLLM
-from tests.support.adapters import save_adapter
-from tests.support.checkpoints import Checkpoints
-from tests.support.images import FAMILIES, PLACES, ImageReference, image_checkpoint, picture
+from tests.support.models.adapters import save_adapter
+from tests.support.models.checkpoints import Checkpoints
+from tests.support.models.images import FAMILIES, PLACES, ImageReference, image_checkpoint, picture
 
 NUM_NEW = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)

@@ -12,8 +12,8 @@ from ostinato.engine.loop.kv_events_wire import decode as decode_batch
 from ostinato.images.picture import as_picture, decode
 from ostinato.runner.images.store import ServedImage
 from tests.images.conftest import MakeImageLLM
-from tests.support.images import IMAGE, picture, png
-from tests.support.memory_search import search
+from tests.support.models.images import IMAGE, picture, png
+from tests.support.servers.memory_search import search
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 CATS, DOGS, BIRDS = picture(1), picture(2), picture(3)

@@ -20,7 +20,7 @@ from ostinato.engine.settings.config import EngineConfig
 from ostinato.images import media
 from ostinato.images.media import MediaLimits, fetch, is_public
 from ostinato.images.picture import as_picture, decode
-from tests.support.images import picture, png, repeated_scans
+from tests.support.models.images import picture, png, repeated_scans
 
 FILE = png(picture(1))
 BOMB = png(picture(1, 2000, 2000))[:5000]

@@ -7,8 +7,8 @@ import pytest
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import RequestError
 from tests.images.conftest import MakeImageLLM
-from tests.support.checkpoints import Checkpoints
-from tests.support.images import IMAGE, picture, png
+from tests.support.models.checkpoints import Checkpoints
+from tests.support.models.images import IMAGE, picture, png
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 URL = "data:image/png;base64," + base64.b64encode(png(picture(1))).decode()

@@ -10,7 +10,7 @@ from ostinato import BeamSearchParams, PoolingParams
 from ostinato.errors import RequestError
 from tests.exactness.test_logits import TOLERANCE
 from tests.images.conftest import MakeImageLLM
-from tests.support.images import PLACES, ImageReference, picture
+from tests.support.models.images import PLACES, ImageReference, picture
 
 FIRST, SECOND = picture(1), picture(2, 84, 56)
 ReferenceOf = Callable[[str], ImageReference]

@@ -5,7 +5,7 @@ from typing import Any
 
 from ostinato import LLM, RequestOutput, SamplingParams
 from tests.images.conftest import MakeImageLLM
-from tests.support.images import IMAGE, picture
+from tests.support.models.images import IMAGE, picture
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 CATS, DOGS, BIRDS = picture(1), picture(2), picture(3)

@@ -10,7 +10,7 @@ from ostinato.core.errors import TokenOutOfRange
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.ids import BlockDigest
 from ostinato.indexes.block_hash import BlockHasher, make_digest, sha256
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
 
 
 def hash_cache(num_blocks: int, **settings) -> TinyCache:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ostinato.observe.counters import MAX_TENANTS, CacheStats, Histogram
 from ostinato.tenants.terms import PINNED
-from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.cache_views import prefix_key
+from tests.support.cache.tiny_cache import tiny_cache
 
 # --- hits ---------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from ostinato.observe.events import (
     EventBatch,
     EventLog,
 )
-from tests.support.cache_views import letters, prefix_key
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.cache_views import letters, prefix_key
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
 
 MINE, YOURS = Identity(tenant=b"mine"), Identity(tenant=b"yours")
 

@@ -1,7 +1,7 @@
 """Every reason of a miss is named, without a tensor: law 10 on the scheduler alone.
 
-The public interfaces are tested in ``tests/engine/test_explain.py``; adapters and images, which the
-engine does not take yet, are asked here.
+The public interfaces are tested in ``tests/engine/api/test_explain.py``; adapters and images are
+asked here.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.observe.explain import Viewer, explain
 from ostinato.observe.explanation import Explanation, SpanOutcome
 from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig
-from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
+from tests.support.cache.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
 
 def decode(ids: list[int]) -> str:

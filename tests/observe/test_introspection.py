@@ -3,9 +3,9 @@
 import random
 
 from ostinato.observe.introspection import BlockState, count_states, map_blocks, top_prefixes
-from tests.support.cache_views import letters, prefix_key
-from tests.support.tiny_cache import TinyCache, tiny_cache
-from tests.support.whole_state import whole_state
+from tests.support.cache.cache_views import letters, prefix_key
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.whole_state import whole_state
 
 
 def top(cache: TinyCache, most: int, *how):

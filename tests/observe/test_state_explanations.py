@@ -2,7 +2,7 @@
 
 from ostinato.observe.explain import explain
 from ostinato.settings import StateConfig
-from tests.support.tiny_scheduler import tiny_scheduler
+from tests.support.cache.tiny_scheduler import tiny_scheduler
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -7,7 +7,7 @@ import pytest
 from ostinato.core.errors import ConfigError
 from ostinato.labs.course import lab_of
 from ostinato.plugins.explainer import Explainer, check_explainer, failure_of, read_prompt
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.tiny_cache import tiny_cache
 
 
 @pytest.fixture

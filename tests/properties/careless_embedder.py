@@ -19,9 +19,9 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.settings import PrefixCacheConfig
 from ostinato.tenants.terms import LeaseId
 from tests.properties.careless_calls import PUBLIC, WHICH, Place
-from tests.support.cache_views import letters
-from tests.support.step_store import Given, StepStore
-from tests.support.whole_state import whole_state
+from tests.support.cache.cache_views import letters
+from tests.support.cache.step_store import Given, StepStore
+from tests.support.cache.whole_state import whole_state
 
 MAX_KEPT = 8
 """Keys, matches and tables that are kept to be passed again, the last ones of each."""

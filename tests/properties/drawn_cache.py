@@ -17,7 +17,7 @@ from ostinato.indexes.block_hash import DigestFunction
 from ostinato.observe.counters import CacheStats, Histogram
 from ostinato.observe.introspection import CachedBlock, cached_blocks
 from ostinato.settings import PrefixCacheConfig
-from tests.support.tiny_cache import TinyCache
+from tests.support.cache.tiny_cache import TinyCache
 
 Content = tuple[bytes, bytes, bytes]
 """A published block's prefix, tokens and images."""

@@ -19,8 +19,8 @@ from ostinato.indexes.block_hash import DigestFunction
 from ostinato.settings import FreeOrder, IndexName, PolicyName, PrefixCacheConfig
 from tests.properties.draw import Choices, Draw, Event, draw_event, rarely, weighted
 from tests.properties.drawn_cache import DrawnCache, Waiting
-from tests.support.cache_views import letters
-from tests.support.wrong_calls import make_wrong_call
+from tests.support.cache.cache_views import letters
+from tests.support.cache.wrong_calls import make_wrong_call
 
 PLACEHOLDER = "B"
 """The token at an image's places; text has it too, so that tokens alone tell nothing."""

@@ -23,10 +23,10 @@ from ostinato.tenants.terms import LeaseStatus, LeaseTerms
 from tests.properties.scenario_checks import PUBLIC, ScenarioChecks
 from tests.properties.serial_reference import answer_alone
 from tests.properties.settings import Settings
-from tests.support.fake_runner import toss_a_coin
-from tests.support.tiny_scheduler import TinyScheduler, make_request
-from tests.support.whole_state import whole_state
-from tests.support.wrong_calls import make_wrong_call
+from tests.support.cache.fake_runner import toss_a_coin
+from tests.support.cache.tiny_scheduler import TinyScheduler, make_request
+from tests.support.cache.whole_state import whole_state
+from tests.support.cache.wrong_calls import make_wrong_call
 
 MAX_LIVE = 8
 """Requests that live at once; more would only make the pool look smaller."""

@@ -17,9 +17,9 @@ from ostinato.sched.sequence import Sequence
 from ostinato.settings import window_blocks
 from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from tests.properties.expectations import EventConsumer, LeaseExpectation
-from tests.support.cache_views import held_windows, shares_of, windows_of
-from tests.support.fake_runner import FakeRunner
-from tests.support.step_checks import StepChecks
+from tests.support.cache.cache_views import held_windows, shares_of, windows_of
+from tests.support.cache.fake_runner import FakeRunner
+from tests.support.cache.step_checks import StepChecks
 
 PUBLIC = b"public"
 """Salt of the one prefix that may be public."""

@@ -4,7 +4,7 @@ from array import array
 
 from ostinato.core.plan import SampleTask
 from ostinato.core.request import FinishReason, Request
-from tests.support.fake_runner import Sampler
+from tests.support.cache.fake_runner import Sampler
 
 
 def answer_alone(

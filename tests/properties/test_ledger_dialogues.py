@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.chat_families import FAMILIES, Call, Message
 from tests.support.ledger_talks import LedgerTalk, drops_reasoning, renames, respells
+from tests.support.models.chat_families import FAMILIES, Call, Message
 
 TEXTS = st.sampled_from(["", "ok", "A phrase.", " two  spaces ", "<eos>", "{", "caf\u00e9", "ok\n"])
 THOUGHTS = st.sampled_from(["", "Hm.", "A phrase.", "Two\n\nlines."])

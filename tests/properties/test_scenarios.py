@@ -13,8 +13,8 @@ from tests.properties.draw import NIGHTLY_SEEDS, Draw, Event, random_walk, run_d
 from tests.properties.scenario import Scenario
 from tests.properties.serial_reference import answer_alone
 from tests.properties.settings import draw_scheduler_event, draw_settings
-from tests.support.fake_runner import toss_a_coin
-from tests.support.tiny_scheduler import make_request, tiny_scheduler
+from tests.support.cache.fake_runner import toss_a_coin
+from tests.support.cache.tiny_scheduler import make_request, tiny_scheduler
 
 REQUIRED = {
     *("arrived", "refused", "steps", "answers", "prompt log-probs"),

@@ -17,7 +17,7 @@ from ostinato.runner.checkpoints.fetched_models import fetch
 from ostinato.runner.checkpoints.gguf_file import open_gguf
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support.servers import await_idle, serving
+from tests.support.servers.servers import await_idle, serving
 
 
 @pytest.fixture(scope="package")

@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from ostinato.server.state import ServerState
-from tests.support.real_model import SYSTEM
-from tests.support.servers import serving
+from tests.support.models.real_model import SYSTEM
+from tests.support.servers.servers import serving
 
 pytestmark = pytest.mark.real
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ostinato import LLM, RequestOutput, SamplingParams
 from ostinato.server.state import ServerState
-from tests.support.real_model import answers
+from tests.support.models.real_model import answers
 
 pytestmark = pytest.mark.real
 

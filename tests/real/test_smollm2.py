@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from ostinato import RequestOutput
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.server.state import ServerState
-from tests.support.real_model import NUM_NEW, answers, prompt_ids
+from tests.support.models.real_model import NUM_NEW, answers, prompt_ids
 
 pytestmark = pytest.mark.real
 

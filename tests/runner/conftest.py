@@ -7,8 +7,8 @@ import pytest
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.settings import DtypeName
-from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.instruction_sets import isa, module_isa
+from tests.support.models.checkpoints import Checkpoints, checkpoints
 
 __all__ = ["checkpoints", "isa", "module_isa", "served"]
 

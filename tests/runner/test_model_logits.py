@@ -11,7 +11,7 @@ from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.runner.conftest import Served
-from tests.support.model_families import FAMILIES
+from tests.support.models.model_families import FAMILIES
 from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.one_case_in(3)

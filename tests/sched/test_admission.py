@@ -6,8 +6,8 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError, DuplicateRequest, EmptyPrompt, PromptTooLong
 from ostinato.sched.scheduler import max_sequence_tokens
 from ostinato.settings import PrefixCacheConfig
-from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
-from tests.support.whole_state import whole_state
+from tests.support.cache.tiny_scheduler import TinyScheduler, tiny_scheduler
+from tests.support.cache.whole_state import whole_state
 
 
 def refuses(tiny: TinyScheduler, error: type[Exception], prompt: str, **how: object) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.tiny_scheduler import tiny_scheduler
+from tests.support.cache.tiny_scheduler import tiny_scheduler
 
 # --- cancel ---------------------------------------------------------------------------------
 

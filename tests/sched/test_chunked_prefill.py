@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.core.errors import ConfigError
-from tests.support.tiny_scheduler import tiny_scheduler
+from tests.support.cache.tiny_scheduler import tiny_scheduler
 
 
 def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():

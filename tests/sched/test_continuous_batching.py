@@ -1,6 +1,6 @@
 """Requests join and leave at every step (Orca's iteration-level scheduling)."""
 
-from tests.support.tiny_scheduler import tiny_scheduler
+from tests.support.cache.tiny_scheduler import tiny_scheduler
 
 
 def test_a_prompt_is_computed_and_its_first_token_sampled_in_one_step():

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from ostinato.core.ids import RequestId
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.step_prices import StepPrices
-from tests.support.timed_scheduler import PRICES, TimedScheduler
+from tests.support.cache.timed_scheduler import PRICES, TimedScheduler
 
 SHARE = 0.25
 SEATS = 4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.tiny_scheduler import tiny_scheduler
+from tests.support.cache.tiny_scheduler import tiny_scheduler
 
 
 def test_an_answer_ends_with_the_end_of_sequence_which_is_part_of_it():

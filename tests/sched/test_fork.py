@@ -1,6 +1,6 @@
 """Several continuations of one prompt (``n > 1``)."""
 
-from tests.support.tiny_scheduler import tiny_scheduler
+from tests.support.cache.tiny_scheduler import tiny_scheduler
 
 
 def test_a_prompt_is_computed_once_for_all_its_continuations(tiny):

@@ -9,8 +9,13 @@ from ostinato.core.config import SchedulerConfig, WaitingOrder
 from ostinato.core.errors import ConfigError
 from ostinato.scheduling import fair_share
 from ostinato.scheduling.fair_share import FairShare
-from tests.support.memory_search import search
-from tests.support.tiny_scheduler import TinyScheduler, make_request, make_sequence, tiny_scheduler
+from tests.support.cache.tiny_scheduler import (
+    TinyScheduler,
+    make_request,
+    make_sequence,
+    tiny_scheduler,
+)
+from tests.support.servers.memory_search import search
 
 ORDERS = get_args(WaitingOrder)
 

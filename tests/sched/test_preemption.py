@@ -1,6 +1,6 @@
 """When blocks run out, the last in rank gives its own back, and comes back itself."""
 
-from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
+from tests.support.cache.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 
 def crowded(index, **settings) -> TinyScheduler:

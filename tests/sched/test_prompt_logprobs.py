@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
+from tests.support.cache.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 
 def logprobs(tiny: TinyScheduler, name: str) -> str:

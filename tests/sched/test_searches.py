@@ -18,8 +18,8 @@ from ostinato.core.request import FinishReason
 from ostinato.sched.sequence import Sequence as Sequence_
 from ostinato.sched.sequence import SequenceUpdate
 from ostinato.settings import IndexName, PrefixCacheConfig
-from tests.support.fake_kv import Chunk, FakeKV, spell
-from tests.support.tiny_scheduler import make_request
+from tests.support.cache.fake_kv import Chunk, FakeKV, spell
+from tests.support.cache.tiny_scheduler import make_request
 
 
 def mark(text: str) -> int:

@@ -7,7 +7,7 @@ are drawn.
 import pytest
 
 from ostinato.core.identity import ImageSpan
-from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
+from tests.support.cache.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 
 def chunked(index, **settings) -> TinyScheduler:

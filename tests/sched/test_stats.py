@@ -1,7 +1,7 @@
 """What the scheduler and the cache count, and that it is the truth."""
 
 from ostinato.sched.waiting_queue import SchedulerStats
-from tests.support.tiny_scheduler import tiny_scheduler
+from tests.support.cache.tiny_scheduler import tiny_scheduler
 
 
 def test_computed_tokens_are_split_into_prompt_and_answer():

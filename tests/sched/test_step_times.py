@@ -5,8 +5,8 @@ import pytest
 from ostinato.core.ids import RequestId
 from ostinato.scheduling.learned_prices import FIRST_TOKENS
 from ostinato.scheduling.step_prices import StepPrices, Work
-from tests.support.timed_scheduler import PRICES, TimedScheduler
-from tests.support.tiny_scheduler import tiny_scheduler
+from tests.support.cache.timed_scheduler import PRICES, TimedScheduler
+from tests.support.cache.tiny_scheduler import tiny_scheduler
 
 
 def test_beside_a_stream_a_step_takes_the_limit_and_alone_what_is_fastest():

@@ -12,7 +12,7 @@ from ostinato.assembly import build_cache
 from ostinato.scheduling.learned_prices import MAX_LATE, LearnedPrices, max_certain_tokens
 from ostinato.scheduling.step_prices import StepPrices, Work, prompt_pairs
 from ostinato.settings import PrefixCacheConfig, StateConfig
-from tests.support.timed_scheduler import PRICES, TimedScheduler
+from tests.support.cache.timed_scheduler import PRICES, TimedScheduler
 
 DEEP = replace(PRICES, pair_s=2e-6)
 """Behind 2,000 tokens attention costs as much as the rest of a token, behind 13,000 six times."""

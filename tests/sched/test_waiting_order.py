@@ -7,8 +7,13 @@ from ostinato.core.request import FinishReason
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.waiting_queue import FirstComeFirstServed, RequestTable
 from ostinato.scheduling.ranked_orders import MAX_RANKED, LongestPrefixFirst
-from tests.support.tiny_cache import tiny_cache
-from tests.support.tiny_scheduler import TinyScheduler, make_request, make_sequence, tiny_scheduler
+from tests.support.cache.tiny_cache import tiny_cache
+from tests.support.cache.tiny_scheduler import (
+    TinyScheduler,
+    make_request,
+    make_sequence,
+    tiny_scheduler,
+)
 
 # --- first come, first served ---------------------------------------------------------------
 

@@ -5,7 +5,7 @@ the one before it. The pool of group 0 is large in all of these.
 """
 
 from ostinato.settings import StateConfig, WindowConfig
-from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
+from tests.support.cache.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 
 def windowed(index, window_blocks: int, **settings) -> TinyScheduler:

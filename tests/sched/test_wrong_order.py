@@ -7,8 +7,8 @@ import pytest
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import SampledToken, SequenceResult, StepResult
 from ostinato.core.request import FinishReason
-from tests.support.tiny_scheduler import TinyScheduler, make_request
-from tests.support.whole_state import whole_state
+from tests.support.cache.tiny_scheduler import TinyScheduler, make_request
+from tests.support.cache.whole_state import whole_state
 
 TOKEN = SampledToken(ord("x"))
 

@@ -11,8 +11,8 @@ from ostinato import AsyncLLM, SamplingParams
 from ostinato.engine.requests.prompts import PromptDict, PromptInput
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support.model_pool import pooled_models, use_pool
-from tests.support.servers import await_idle_server, serving
+from tests.support.models.model_pool import pooled_models, use_pool
+from tests.support.servers.servers import await_idle_server, serving
 
 __all__ = ["pooled_models", "use_pool"]
 

@@ -12,7 +12,7 @@ from ostinato.server.access.keys import add_key
 from ostinato.server.config import ServerConfig
 from ostinato.server.lifecycle import open_state
 from ostinato.server.state import ServerState
-from tests.support.servers import await_idle, serving
+from tests.support.servers.servers import await_idle, serving
 
 MODEL = "tiny-shakespeare"
 

@@ -21,7 +21,7 @@ from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.server.keyed import keyed_server
-from tests.support.servers import await_idle_server, serving
+from tests.support.servers.servers import await_idle_server, serving
 
 MODEL = "tiny-shakespeare"
 CHECKS: Any = [

@@ -10,8 +10,8 @@ from playwright.sync_api import expect
 
 from ostinato import AsyncLLM
 from ostinato.server.state import ServerState
-from tests.support.browsers import chromium
-from tests.support.servers import serving
+from tests.support.servers.browsers import chromium
+from tests.support.servers.servers import serving
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,10 +10,10 @@ import pytest
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support.chat_templates import FAMILIES
-from tests.support.checkpoints import Checkpoints, checkpoints, make_tokenizer
-from tests.support.prefix_probe import ENDPOINTS
-from tests.support.servers import await_idle, serving
+from tests.support.models.chat_templates import FAMILIES
+from tests.support.models.checkpoints import Checkpoints, checkpoints, make_tokenizer
+from tests.support.servers.prefix_probe import ENDPOINTS
+from tests.support.servers.servers import await_idle, serving
 from tests.support.waiting import wait_until
 
 __all__ = ["checkpoints"]

@@ -16,8 +16,8 @@ from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from ostinato.server.telemetry.observer import ServedRequest
 from ostinato.tenants.terms import LeaseId
-from tests.engine.faults import sabotage
-from tests.support.servers import (
+from tests.engine.loop.faults import sabotage
+from tests.support.servers.servers import (
     ServerThread,
     await_idle,
     await_idle_server,

@@ -13,7 +13,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.labs.course import lab_of
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support.servers import serving
+from tests.support.servers.servers import serving
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support import soak_client
-from tests.support.servers import await_idle, serving
+from tests.support.servers import soak_client
+from tests.support.servers.servers import await_idle, serving
 from tests.support.waiting import wait_until
 
 SCENES = (

@@ -13,10 +13,10 @@ import pytest
 
 from ostinato.server.config import ServerConfig
 from ostinato.server.lifecycle import open_state
-from tests.support.chat_templates import CHATML
-from tests.support.checkpoints import make_config, make_tokenizer, save_checkpoint
-from tests.support.served_process import served
-from tests.support.servers import serving
+from tests.support.models.chat_templates import CHATML
+from tests.support.models.checkpoints import make_config, make_tokenizer, save_checkpoint
+from tests.support.servers.served_process import served
+from tests.support.servers.servers import serving
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 64},

@@ -14,9 +14,9 @@ from ostinato.protocol.pattern_limits import MAX_WAYS, check_pattern
 from ostinato.protocol.volatile import CHECKSUM_RULES, Rule, Stabiliser, read_rules
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support.checkpoints import make_config, save_checkpoint
-from tests.support.prefix_probe import ENDPOINTS
-from tests.support.servers import serving
+from tests.support.models.checkpoints import make_config, save_checkpoint
+from tests.support.servers.prefix_probe import ENDPOINTS
+from tests.support.servers.servers import serving
 
 RULES = r"""
 [[rule]]

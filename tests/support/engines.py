@@ -20,7 +20,7 @@ from ostinato.engine.loop.engine import Engine
 from ostinato.observe.introspection import cached_blocks
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_loader import load_model
-from tests.support.checkpoints import Checkpoints
+from tests.support.models.checkpoints import Checkpoints
 
 MakeLLM = Callable[..., LLM]
 

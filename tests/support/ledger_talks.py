@@ -21,7 +21,7 @@ from ostinato.engine.prompts.text_tokenizer import TextTokenizer
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.server.answers.answer_formats import TOOL_FORMATS
 from ostinato.server.prompting import read_arguments
-from tests.support.chat_families import MARKS, Call, ChatFamily, Message
+from tests.support.models.chat_families import MARKS, Call, ChatFamily, Message
 
 Client = Callable[[Message], Message]
 """What a client does to a message of the assistant before it sends it back."""

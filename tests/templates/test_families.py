@@ -7,8 +7,8 @@ import pytest
 
 from ostinato.engine.prompts.template_report import report_template
 from ostinato.templates.report import TemplateReport
-from tests.support.chat_templates import FAMILIES
-from tests.support.checkpoints import make_tokenizer
+from tests.support.models.chat_templates import FAMILIES
+from tests.support.models.checkpoints import make_tokenizer
 
 MARKS = (
     "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>",

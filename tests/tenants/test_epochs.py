@@ -4,8 +4,8 @@ import pytest
 
 from ostinato.settings import WindowConfig
 from ostinato.tenants.terms import PINNED
-from tests.support.cache_views import prefix_key, windows_of
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.cache_views import prefix_key, windows_of
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
 
 pytestmark = pytest.mark.parametrize("windows", [(), (WindowConfig(6, 12),)])
 

@@ -10,10 +10,10 @@ from ostinato.errors import CacheInUse
 from ostinato.observe.events import AllCleared, EventBatch
 from ostinato.settings import PolicyName, StateConfig, TenantShare, WindowConfig
 from ostinato.tenants.terms import ANTHROPIC_1H, PINNED, EraseReceipt
-from tests.support.cache_views import prefix_key, windows_of
-from tests.support.memory_search import Traces, search
-from tests.support.tiny_cache import TinyCache, tiny_cache
-from tests.support.whole_state import whole_state
+from tests.support.cache.cache_views import prefix_key, windows_of
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.whole_state import whole_state
+from tests.support.servers.memory_search import Traces, search
 
 SALT = b"salt-of-the-erased"
 FIRST_TOKEN = 0x10F800

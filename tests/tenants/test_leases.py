@@ -22,9 +22,9 @@ from ostinato.tenants.terms import (
     LeaseStatus,
     LeaseTerms,
 )
-from tests.support.cache_views import prefix_key
-from tests.support.memory_search import reachable
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.cache_views import prefix_key
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
+from tests.support.servers.memory_search import reachable
 
 FOR_FIVE = LeaseTerms(5.0)
 FOR_FIVE_REFRESHED = LeaseTerms(5.0, refresh_on_hit=True)

@@ -11,8 +11,8 @@ from ostinato.core.identity import Identity
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig, window_blocks
 from ostinato.tenants.terms import PINNED
-from tests.support.cache_views import letters, prefix_key, shares_of, windows_of
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.cache.cache_views import letters, prefix_key, shares_of, windows_of
+from tests.support.cache.tiny_cache import TinyCache, tiny_cache
 
 # --- quotas -------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from ostinato.testing.conformance_medium import conversation, put
 from ostinato.tiers.port import StoreResult
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
 from ostinato.tiers.remote.object_store import BucketStore
-from tests.support.store_servers import azure_container, s3_bucket
+from tests.support.servers.store_servers import azure_container, s3_bucket
 from tests.tiers.media import FaultyBucket, Server
 
 _FOLDERS = count()

@@ -29,7 +29,7 @@ from ostinato.tiers.remote.address import open_remote, open_store
 from ostinato.tiers.remote.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.remote.search import RemoteExtent
 from ostinato.tiers.remote.valkey_store import ValkeyStore
-from tests.support.store_servers import redis_server
+from tests.support.servers.store_servers import redis_server
 from tests.tiers.media import SECRET, RealServer, Server, ServerInMemory
 
 

@@ -8,7 +8,7 @@ from ostinato.testing.conformance_medium import conversation, get, payload, put
 from ostinato.testing.simulated_disk import SimulatedFolder
 from ostinato.tiers import retention
 from ostinato.tiers.disk import DiskOptions, DiskTier
-from tests.support.tiny_cache import tiny_cache
+from tests.support.cache.tiny_cache import tiny_cache
 
 SMALL = DiskOptions(limit_bytes=64 * 1024, segment_bytes=8 * 1024)
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.chat_families import FAMILIES, NEEDS_CALLS, Call, ChatFamily, Message
 from tests.support.ledger_talks import (
     Client,
     LedgerTalk,
@@ -12,6 +11,7 @@ from tests.support.ledger_talks import (
     renames,
     respells,
 )
+from tests.support.models.chat_families import FAMILIES, NEEDS_CALLS, Call, ChatFamily, Message
 
 LIST = Call("list", '{"path":"src",  "depth": 1.0, "all":true}')
 READ = Call("read", '{"name": "caf\\u00e9.py"}')

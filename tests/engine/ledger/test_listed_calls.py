@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ostinato.engine.ledger.listed_calls import with_listed_calls
 from tests.engine.ledger.test_continuation import loop
-from tests.support.chat_families import FAMILIES, Message
 from tests.support.ledger_talks import LedgerTalk, drops_reasoning
+from tests.support.models.chat_families import FAMILIES, Message
 
 
 def listed(calls: list[Any]) -> str:

@@ -7,8 +7,8 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.errors import ConfigError, RequestError
-from tests.support.chat_families import FAMILIES
-from tests.support.checkpoints import make_config, save_checkpoint
+from tests.support.models.chat_families import FAMILIES
+from tests.support.models.checkpoints import make_config, save_checkpoint
 
 LETTERS = {"allowed_token_ids": list(range(40, 300)), "max_tokens": 12}
 

@@ -16,8 +16,8 @@ from ostinato.engine.ledger.turns import (
     WrittenTurn,
 )
 from ostinato.engine.prompts.chat import WrittenAnswer
-from tests.support.chat_families import FAMILIES, Call
 from tests.support.ledger_talks import LedgerTalk, drops_reasoning
+from tests.support.models.chat_families import FAMILIES, Call
 
 PLACE = digest("a place")
 

@@ -12,8 +12,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tests.support.checkpoints import checkpoints, make_config, make_tokenizer
 from tests.support.engines import make_llm
+from tests.support.models.checkpoints import checkpoints, make_config, make_tokenizer
 
 __all__ = ["checkpoints", "make_llm"]
 

@@ -8,9 +8,9 @@ from ostinato import LLM, BeamSearchParams, LoRARequest
 from ostinato.engine.scoring.pooling_params import PoolingParams
 from tests.exactness.reference import PROMPTS
 from tests.exactness.test_logits import TOLERANCE
-from tests.support.adapters import PeftReference, adapters
-from tests.support.checkpoints import Checkpoints
 from tests.support.engines import assert_idle
+from tests.support.models.adapters import PeftReference, adapters
+from tests.support.models.checkpoints import Checkpoints
 
 __all__ = ["adapters"]
 

@@ -8,8 +8,8 @@ import torch
 from ostinato.errors import RequestError
 from tests.exactness.reference import PROMPTS, Reference, random_ids
 from tests.exactness.test_logits import TOLERANCE
-from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
+from tests.support.models.checkpoints import Checkpoints
 
 CHOICES = [random_ids(seed, 1 + seed % 4) for seed in range(40, 44)]
 

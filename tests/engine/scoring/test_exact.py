@@ -9,8 +9,8 @@ from ostinato.engine.scoring.pooling_params import PoolingParams
 from tests.engine.scoring.conftest import MakeHeaded, reference
 from tests.exactness.reference import PROMPTS
 from tests.exactness.test_logits import TOLERANCE
-from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM, assert_idle
+from tests.support.models.checkpoints import Checkpoints
 
 EXACT = {"dtype": "float64", "block_size": 4}
 LONG = {"max_position_embeddings": 1024}

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from ostinato.router.process.incremental_tokenizer import IncrementalTokenizer
-from tests.support.checkpoints import byte_level_bpe
+from tests.support.models.checkpoints import byte_level_bpe
 
 WORDS = [
     "thou", "art", "Romeo,", "wherefore", "banished;", "naïve", "x=1", "\n", "  ", "🌹", "1597",

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.cli.terminal import Terminal, terminal  # noqa: F401
-from tests.support.browsers import chromium
-from tests.support.served_process import Served, served
+from tests.support.servers.browsers import chromium
+from tests.support.servers.served_process import Served, served
 
 
 @pytest.fixture(scope="module")

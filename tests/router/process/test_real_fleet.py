@@ -12,8 +12,8 @@ import pytest
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support.served_process import Served, served
-from tests.support.servers import serving
+from tests.support.servers.served_process import Served, served
+from tests.support.servers.servers import serving
 from tests.support.waiting import wait_until
 
 MODEL = "tiny-shakespeare"

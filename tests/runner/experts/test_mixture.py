@@ -18,8 +18,8 @@ from ostinato.runner.forward.packing import pack_linears, pack_plain, unpack_lin
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.weight_refs import replace_weights, weight_bytes, weight_places
 from ostinato.runner.settings import QuantizationName
-from tests.support.checkpoints import make_config
 from tests.support.instruction_sets import needs_library
+from tests.support.models.checkpoints import make_config
 
 pytestmark = [needs_library, pytest.mark.usefixtures("isa")]
 

@@ -22,10 +22,10 @@ from tests.runner.bench import (
     packed_experts,
     random_prompt,
 )
-from tests.runner.test_streamed import load_whole
-from tests.support.checkpoints import Checkpoints, make_config
-from tests.support.gguf_files import save_gguf
+from tests.runner.loading.test_streamed import load_whole
 from tests.support.instruction_sets import needs_library
+from tests.support.models.checkpoints import Checkpoints, make_config
+from tests.support.models.gguf_files import save_gguf
 from tests.support.pairs import pairwise
 
 pytestmark = needs_library

@@ -22,12 +22,12 @@ from tests.runner.bench import (
     packed_experts,
     random_prompt,
 )
-from tests.support.checkpoints import edit_config
 from tests.support.instruction_sets import needs_library
-from tests.support.model_families import HYBRIDS
-from tests.support.quantized import BY_TOKEN as BY_TOKENS
-from tests.support.quantized import STATIC, save_w4a16, save_w8a8
-from tests.support.word_checkpoints import KINDS, save_words
+from tests.support.models.checkpoints import edit_config
+from tests.support.models.model_families import HYBRIDS
+from tests.support.models.quantized import BY_TOKEN as BY_TOKENS
+from tests.support.models.quantized import STATIC, save_w4a16, save_w8a8
+from tests.support.models.word_checkpoints import KINDS, save_words
 
 pytestmark = needs_library
 

@@ -12,7 +12,7 @@ from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, look_up_e
 from ostinato.runner.inputs import Ints
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.angles import ExactFunctions, settle_frequencies
-from tests.support.checkpoints import Checkpoints
+from tests.support.models.checkpoints import Checkpoints
 
 STEADY: dict[str, dict[str, Any]] = {
     "default": {},

@@ -20,8 +20,8 @@ from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import PackedWeight
 from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
-from tests.support.checkpoints import Checkpoints, make_config
-from tests.support.model_families import MIXTURES
+from tests.support.models.checkpoints import Checkpoints, make_config
+from tests.support.models.model_families import MIXTURES
 from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library here")

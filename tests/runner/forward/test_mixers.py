@@ -22,8 +22,8 @@ from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.packed import required_library
 from tests.runner.bench import Bench, greedy, random_prompt
 from tests.runner.conftest import Served
-from tests.support.checkpoints import Checkpoints
 from tests.support.instruction_sets import needs_library, threads_in_use
+from tests.support.models.checkpoints import Checkpoints
 
 pytestmark = needs_library
 MIXED = (

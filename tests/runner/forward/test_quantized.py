@@ -36,10 +36,10 @@ from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.library import Isa
 from tests.runner.bench import Bench, own_logits, random_prompt
-from tests.support.checkpoints import Checkpoints
 from tests.support.instruction_sets import needs_library, threads_in_use
-from tests.support.quantized import save_w4a16
-from tests.support.word_checkpoints import save_words
+from tests.support.models.checkpoints import Checkpoints
+from tests.support.models.quantized import save_w4a16
+from tests.support.models.word_checkpoints import save_words
 
 pytestmark = needs_library
 

@@ -22,8 +22,8 @@ from ostinato.runner.model_loader import load_model
 from ostinato.runner.native.ctypes_api import Attention, Kv
 from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
-from tests.support.checkpoints import Checkpoints
 from tests.support.instruction_sets import needs_library, threads_in_use
+from tests.support.models.checkpoints import Checkpoints
 from tests.support.pairs import pairwise
 
 NATIVE = library()

@@ -36,7 +36,7 @@ from ostinato.runner.sampling.sampler import Sampler
 from ostinato.runner.select_forward import ChosenForward
 from tests.runner.bench import Bench, HandSequence, generated_alone, random_prompt
 from tests.runner.gpu.test_attention import multiply_in_float64
-from tests.support.checkpoints import Checkpoints, checkpoints
+from tests.support.models.checkpoints import Checkpoints, checkpoints
 from tests.support.triton import needs_triton
 
 __all__ = ["checkpoints"]

@@ -22,7 +22,7 @@ from ostinato.runner.gpu.device_forward import DeviceForward, activated, add_nor
 from ostinato.runner.gpu.device_weights import CodesOnDevice, TiledWeight
 from ostinato.runner.model_loader import load_model
 from tests.runner.gpu.test_attention import multiply_in_float64
-from tests.support.checkpoints import Checkpoints, checkpoints
+from tests.support.models.checkpoints import Checkpoints, checkpoints
 from tests.support.triton import needs_triton
 
 __all__ = ["checkpoints"]

@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli.terminal import Terminal, terminal
 from tests.exactness.test_portable_bits import CASES, GOLDEN
-from tests.support.portable_weights import save_portable_checkpoint
+from tests.support.models.portable_weights import save_portable_checkpoint
 
 __all__ = ["terminal"]
 

@@ -18,7 +18,7 @@ from ostinato.runner.native.library import library
 from ostinato.runner.native.sampling import Draws, row_logprobs, sample_rows
 from ostinato.runner.sampling.randomness import uniform
 from ostinato.runner.token_lists import prepare
-from tests.runner.sampling_reference import check, random_logits, random_task
+from tests.runner.sampling.sampling_reference import check, random_logits, random_task
 from tests.support.instruction_sets import threads_in_use
 
 NATIVE = library()

@@ -17,8 +17,8 @@ from ostinato import AsyncLLM
 from ostinato.server.answers.answer_formats import TOOL_FORMATS
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support.checkpoints import make_config, make_tokenizer, save_checkpoint
-from tests.support.servers import await_idle, await_idle_server, serving
+from tests.support.models.checkpoints import make_config, make_tokenizer, save_checkpoint
+from tests.support.servers.servers import await_idle, await_idle_server, serving
 
 PLAIN_TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"

@@ -12,7 +12,7 @@ import pytest
 from ostinato.protocol.dialects import DIALECTS, MESSAGES
 from ostinato.server.state import ServerState
 from tests.server.formats.conftest import prompt_and_answer, says
-from tests.support.prefix_probe import ENDPOINTS
+from tests.support.servers.prefix_probe import ENDPOINTS
 
 IGNORED, SET_ASIDE = "x-ostinato-ignored-fields", "x-ostinato-set-aside"
 

@@ -17,7 +17,7 @@ from ostinato.server.answers.answer_parser import (
     TextPiece,
     parse_answer,
 )
-from tests.support.memory_search import reachable
+from tests.support.servers.memory_search import reachable
 
 ARGS = '{"at": "the } in \\" here", "n": [1]}'
 CALL = f'<tool_call>\n{{"name": "look", "arguments": {ARGS}}}\n</tool_call>'

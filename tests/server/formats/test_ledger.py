@@ -17,10 +17,10 @@ from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.server.formats.conftest import says
-from tests.support.chat_families import FAMILIES
-from tests.support.checkpoints import make_config, save_checkpoint
-from tests.support.prefix_probe import ENDPOINTS
-from tests.support.servers import await_idle, serving
+from tests.support.models.chat_families import FAMILIES
+from tests.support.models.checkpoints import make_config, save_checkpoint
+from tests.support.servers.prefix_probe import ENDPOINTS
+from tests.support.servers.servers import await_idle, serving
 
 LEDGER = "x-ostinato-ledger"
 PARAMETERS = {"type": "object"}

@@ -20,8 +20,8 @@ from ostinato.server.answers.answer_formats import TOOL_FORMATS, AnswerFormats
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.server.formats.conftest import CITIES, says
-from tests.support.checkpoints import make_tokenizer
-from tests.support.servers import serving
+from tests.support.models.checkpoints import make_tokenizer
+from tests.support.servers.servers import serving
 
 SAID = "<think>Rain, I fear.</think>\n\nIt rains."
 ASK: Any = [{"role": "user", "content": "How is the weather?"}]

@@ -9,7 +9,7 @@ import pytest
 
 from ostinato.server.state import ServerState
 from tests.server.keyed import MODEL, Keyed, keyed_server
-from tests.support.prefix_probe import ENDPOINTS
+from tests.support.servers.prefix_probe import ENDPOINTS
 
 LINE = "Shall I compare thee to a summer's day? "
 

@@ -10,7 +10,7 @@ import pytest
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
-from tests.support.servers import serving
+from tests.support.servers.servers import serving
 
 ASK = [{"role": "user", "content": "How is the weather?"}]
 

@@ -10,8 +10,8 @@ from ostinato.server.access.callers import Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
-from tests.support.browsers import chromium
-from tests.support.servers import await_idle, serving
+from tests.support.servers.browsers import chromium
+from tests.support.servers.servers import await_idle, serving
 
 
 class Keys:

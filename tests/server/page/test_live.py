@@ -13,7 +13,7 @@ from ostinato.server.page.state import lay_out_blocks
 from ostinato.server.state import ServerState
 from ostinato.server.telemetry.observer import salt_label
 from tests.server.page.calls import complete
-from tests.support.servers import await_idle, serving
+from tests.support.servers.servers import await_idle, serving
 
 
 def test_figures_follow_the_traffic_without_a_reload(open_url, view):

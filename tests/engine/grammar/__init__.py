@@ -1,0 +1,1 @@
+"""Tests of constrained outputs: `ostinato.engine.grammar`."""

@@ -1,0 +1,1 @@
+"""Tests of the engine's steps: `ostinato.engine.loop`."""

@@ -1,0 +1,1 @@
+"""Tests of prompts and their tokens: `ostinato.engine.prompts`."""

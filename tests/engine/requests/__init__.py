@@ -1,0 +1,1 @@
+"""Tests of requests and their parameters: `ostinato.engine.requests`."""

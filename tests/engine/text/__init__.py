@@ -1,0 +1,1 @@
+"""Tests of detokenizing and stop strings: `ostinato.engine.text`."""

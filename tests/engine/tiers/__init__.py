@@ -1,0 +1,1 @@
+"""Tests of engines with KV tiers: `ostinato.engine.tiers`."""

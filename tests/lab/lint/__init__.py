@@ -1,0 +1,1 @@
+"""Tests of lint: `ostinato.lab.lint`."""

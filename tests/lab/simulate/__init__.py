@@ -1,0 +1,1 @@
+"""Tests of simulation and planning: `ostinato.lab.simulate`, `plan`, `work`."""

@@ -1,0 +1,1 @@
+"""Tests of the arithmetic of sizes: `ostinato.lab.size`."""

@@ -1,0 +1,1 @@
+"""Tests of traces and their replay: `ostinato.lab.traces`, `ostinato.lab.replay`."""

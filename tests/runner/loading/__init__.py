@@ -1,0 +1,1 @@
+"""Tests of loading checkpoints: `ostinato.runner.loading`."""

@@ -1,0 +1,1 @@
+"""Tests of sampling: `ostinato.runner.sampling`."""

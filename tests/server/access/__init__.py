@@ -1,0 +1,1 @@
+"""Tests of keys, limits and connections: `ostinato.server.access`."""

@@ -1,0 +1,1 @@
+"""Tests of routes: `ostinato.server.routes`."""

@@ -1,0 +1,1 @@
+"""Tests of metrics and traces: `ostinato.server.telemetry`."""
