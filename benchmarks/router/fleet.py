@@ -26,7 +26,7 @@ from ostinato.lab.work.cost_model import StepCost
 from ostinato.observe import events as observed
 from ostinato.observe.events import EventBatch
 from ostinato.router import Decision, Router, RouterConfig, RouteRequest
-from ostinato.router.policy import Prices
+from ostinato.router.policy import WorkerPrices
 from ostinato.router.policy import events as routed
 from ostinato.sched.sequence import SequenceUpdate
 from ostinato.settings import PrefixCacheConfig
@@ -243,7 +243,7 @@ class LibraryDispatcher:
         num_replicas: int,
         config: RouterConfig,
         num_routers: int = 1,
-        prices: Prices | None = None,
+        prices: WorkerPrices | None = None,
     ) -> None:
         """Let all replicas join.
 

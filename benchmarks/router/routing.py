@@ -40,7 +40,7 @@ from ostinato.lab.traces.trace_builder import TraceBuilder
 from ostinato.lab.traces.traces import read_npz
 from ostinato.lab.work.cost_model import CostModel
 from ostinato.router import POLICIES, RouterConfig
-from ostinato.router.policy import Prices
+from ostinato.router.policy import WorkerPrices
 from ostinato.settings import PrefixCacheConfig
 
 NUM_REPLICAS = 8
@@ -141,7 +141,7 @@ class Bench:
         """Set the fleet's size, and stretch the arrivals."""
         self.trace = trace
         is_shortest_first = order == "shortest_first"
-        self.prices = Prices(COST.token_s, COST.pair_s, True) if is_shortest_first else None
+        self.prices = WorkerPrices(COST.token_s, COST.pair_s, True) if is_shortest_first else None
         scheduling = replace(SCHEDULING, order=order)
         slowdown = slowed_to_fit(trace, COST) / NUM_REPLICAS / load
         cache = PrefixCacheConfig(

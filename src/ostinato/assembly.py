@@ -37,7 +37,7 @@ from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.learned_prices import LearnedPrices, StepTimer
 from ostinato.scheduling.ranked_orders import LongestPrefixFirst, ShortestFirst
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
-from ostinato.tenants.cache_admin import CacheAdmin, PublicPrefixes
+from ostinato.tenants.cache_admin import CacheAdmin, PublicLeases
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.lease_limits import MIN_STATE_SLOTS
 from ostinato.tenants.shares import TenantShares
@@ -152,7 +152,7 @@ def build_cache(
     if all(isinstance(policy, ReuseHazard) for policy in shares.policies):
         observers.append(MissObserver(shares, config.block_size, clock))
     observers += more_observers
-    public = PublicPrefixes()
+    public = PublicLeases()
     manager = make_manager(config, clock, digest, shares, observers, public, epoch, make_index)
     erasables = [known for known in (counters, history, recorder, ghost) if known is not None]
     admin = CacheAdmin(config, manager, LeaseBook(clock), public, erasables)
@@ -165,7 +165,7 @@ def make_manager(
     digest: DigestFunction | None,
     shares: BlockShares,
     observers: list[CacheObserver],
-    public: PublicPrefixes,
+    public: PublicLeases,
     epoch: int,
     make_index: MakeIndex | None = None,
 ) -> CacheManager:

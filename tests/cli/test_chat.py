@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ostinato import AsyncLLM, SamplingParams
-from ostinato.cli.chat import Conversation
+from ostinato.cli.chat import ChatSession
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.runner.model_runner import ModelRunner
 from tests.cli.engine_watch import EngineWatch, press_ctrl_c_in_step
@@ -109,7 +109,7 @@ class TestConversation:
         capsys: pytest.CaptureFixture[str],
     ):
         """Five letters of it; four of them have KV."""
-        conversation = Conversation(llm, SamplingParams(max_tokens=40, seed=5))
+        conversation = ChatSession(llm, SamplingParams(max_tokens=40, seed=5))
         press_ctrl_c_in_step(5, monkeypatch)
 
         assert not conversation.answer("What news?")
@@ -134,7 +134,7 @@ class TestConversation:
 
         Until prices are known, so many pairs of a query and a key count as a token: 3 fewer fit.
         """
-        conversation = Conversation(llm, SamplingParams(max_tokens=40), system="Attend. " * 20)
+        conversation = ChatSession(llm, SamplingParams(max_tokens=40), system="Attend. " * 20)
         press_ctrl_c_in_step(2, monkeypatch)
 
         assert not conversation.answer("What news?")
@@ -145,7 +145,7 @@ class TestConversation:
     def test_a_failing_forward_pass_is_told_and_the_conversation_goes_on(
         self, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ):
-        conversation = Conversation(llm, SamplingParams(max_tokens=5, seed=5))
+        conversation = ChatSession(llm, SamplingParams(max_tokens=5, seed=5))
         with monkeypatch.context() as patch:
             patch.setattr(ModelRunner, "execute", out_of_memory)
             assert conversation.answer("What news?")

@@ -32,7 +32,7 @@ def test_a_header_of_version_1_is_read_with_the_names_of_today():
     cache = PrefixCacheConfig(
         8, eviction_policy="reuse_hazard", tenant_shares={b"a": TenantShare(2, 4)}
     )
-    header = trace.Header(
+    header = trace.TraceHeader(
         version=trace.VERSION,
         cache=cache,
         scheduler=SchedulerConfig(),

@@ -15,7 +15,7 @@ from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.ghost import ghost as ghost_module
 from ostinato.ghost import sampling_window
 from ostinato.ghost.estimator import NUM_PARTS, Coverage, PairedEstimator, SimulationError
-from ostinato.ghost.sampler import SampledRequest, Sampler
+from ostinato.ghost.sampler import BlockSampler, SampledRequest
 from ostinato.ghost.sampling_window import SamplingWindow
 from ostinato.ghost.simulated_cache import LearnedPolicySimulation, LruSimulation
 from ostinato.observe.counters import GhostEstimate, LookupCounts
@@ -174,7 +174,7 @@ def test_a_window_ends_after_so_many_blocks_and_the_next_one_begins_when_it_is_d
     """One of 60 sampled blocks in 130 / 0.1 requests; between them no block is hashed."""
     patch_window(monkeypatch, 60)
     monkeypatch.setattr(ghost_module, "WINDOW_COST", 130)
-    hashed = count_calls(monkeypatch, Sampler, "choose")
+    hashed = count_calls(monkeypatch, BlockSampler, "choose")
     served = Served(900, has_idle_time=False, ghost_share=0.1)
     sampled = []
     for prompt in conversations(1_500):
@@ -313,7 +313,7 @@ def test_a_learned_simulation_evicts_leaves_and_stays_within_its_size(prompts, s
 
 def test_prompts_that_begin_alike_are_sampled_alike():
     """Whatever comes behind, and the chosen ones have the same names."""
-    sampler, dice = Sampler(4, 8.0, 2, salt=3), random.Random(2)
+    sampler, dice = BlockSampler(4, 8.0, 2, salt=3), random.Random(2)
     common = [dice.randrange(1000) for _ in range(4_000)]
     one, other = (PrefixKey(Identity(), common + [last] * 400) for last in (1, 2))
     chosen = [sampler.choose(key, 4_000) for key in (one, other)]
@@ -324,7 +324,7 @@ def test_prompts_that_begin_alike_are_sampled_alike():
 
 def test_names_tell_tenants_images_and_what_came_before_apart():
     """Two names are the same only for content that may share KV, but for a digest's chance."""
-    sampler, tokens = Sampler(4, 1.0, 1), list(range(16))
+    sampler, tokens = BlockSampler(4, 1.0, 1), list(range(16))
     image, other = (ImageSpan(digest, 4, 4) for digest in (b"one", b"other"))
     head, all_of_it = Identity(tenant=b"head"), [(start, 0) for start in (0, 4, 8, 12)]
     keys = {

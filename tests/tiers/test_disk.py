@@ -31,7 +31,7 @@ from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.disk.limits import DailyBudget
 from ostinato.tiers.folder import LocalFolder
 from ostinato.tiers.port import LoadFault, Prefix, StoreResult, TierListener
-from ostinato.tiers.record import ALIGNMENT, MAGIC, Lease, lease_slot
+from ostinato.tiers.record import ALIGNMENT, MAGIC, RecordLease, lease_slot
 from ostinato.tiers.remote import RemoteTier
 from tests.tiers.media import SEALED, SEGMENTS, ServerInMemory
 
@@ -90,7 +90,7 @@ def test_terms_of_a_lease_survive_restarts_and_older_folders_keep_their_leases()
     for start in [i for i in range(len(file.content)) if file.content.startswith(MAGIC, i)]:
         salt = bytes(file.content[start + 128 : start + 144])
         check = xxhash.xxh32_intdigest(salt + struct.pack("<Id", turn, older))
-        place, _ = lease_slot(Lease(turn), salt)
+        place, _ = lease_slot(RecordLease(turn), salt)
         file.write([struct.pack("<IId", turn, check, older)], start + place)
     tier = DiskTier(folder.after_kill(), SMALL, Clock())
     assert {(x.keep_until, x.refresh_s) for x in tier.look_up(prefix, 0)} == {(older, 0.0)}

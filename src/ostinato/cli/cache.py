@@ -54,7 +54,7 @@ class Report(Server):
 
 
 @dataclass(frozen=True)
-class Owner:
+class PromptOwner:
     """The tenant and the salt that a prompt is cached for."""
 
     tenant: str = option("")
@@ -106,13 +106,13 @@ def heaviest(
 
 
 @app.command()
-def prewarm(prompt: PromptText, owner: Owner, report: Report) -> None:
+def prewarm(prompt: PromptText, owner: PromptOwner, report: Report) -> None:
     """Compute a prompt, so that the first request with it hits."""
     report.show(tables.draw_prewarmed, "POST", "prewarm", owner.body(prompt))
 
 
 @app.command()
-def pin(prompt: PromptText, owner: Owner, report: Report) -> None:
+def pin(prompt: PromptText, owner: PromptOwner, report: Report) -> None:
     """Keep the cached part of a prompt until it is released."""
     report.show(tables.draw_lease, "POST", "leases", owner.body(prompt))
 
@@ -123,7 +123,7 @@ def lease(
     ttl: str = option("5m", "Duration, such as 300, 5m or 24h."),
     refresh: bool = option(False, "Each hit restarts the time."),
     *,
-    owner: Owner,
+    owner: PromptOwner,
     report: Report,
 ) -> None:
     """Keep the cached part of a prompt for some time."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato import AsyncLLM, RequestOutput
 
 
-class Conversation:
+class ChatSession:
     """A conversation's messages, and the model.
 
     Attributes:
@@ -134,7 +134,7 @@ def run(
     template = None if chat_template is None else _read(chat_template)
     with loaded(model, engine) as llm:
         params = sampling.fill(params, llm.engine.defaults)
-        _converse(Conversation(llm, params, system, template), llm, model)
+        _converse(ChatSession(llm, params, system, template), llm, model)
 
 
 def _read(chat_template: Path) -> str:
@@ -151,7 +151,7 @@ def _read(chat_template: Path) -> str:
         ) from error
 
 
-def _converse(conversation: Conversation, llm: "AsyncLLM", model: str) -> None:
+def _converse(conversation: ChatSession, llm: "AsyncLLM", model: str) -> None:
     """Read lines and answer them, to the end of input."""
     if _is_interactive():
         note(f"This is {model}. {_CTRL_C}; /help lists commands.")
@@ -165,7 +165,7 @@ def _converse(conversation: Conversation, llm: "AsyncLLM", model: str) -> None:
                 raise
 
 
-def _take(line: str, conversation: Conversation, llm: "AsyncLLM") -> None:
+def _take(line: str, conversation: ChatSession, llm: "AsyncLLM") -> None:
     """Run a command or answer a line.
 
     Raises:

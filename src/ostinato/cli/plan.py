@@ -17,7 +17,14 @@ from ostinato.cli.output.report_folder import open_folder, write_folder
 from ostinato.cli.output.tables import FigureTable, print_json, progress_bar
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
-from ostinato.lab.plan.plan import Fleet, Option, Plan, Prices, Setup, make_plan
+from ostinato.lab.plan.plan import (
+    CapacityPlan,
+    HourlyRates,
+    Option,
+    ReplicaFleet,
+    ReplicaSetup,
+    make_plan,
+)
 from ostinato.lab.plan.plan_words import in_words, money
 from ostinato.lab.replay.serial_replay import USUAL_POLICY
 from ostinato.lab.size.image_tokens import encoder_weights
@@ -45,7 +52,7 @@ class PlanReport:
     """
 
     trace: BlockTrace
-    plan: Plan
+    plan: CapacityPlan
     currency: str
 
     def advice(self) -> tuple[str, ...]:
@@ -96,7 +103,7 @@ def run(
     Try: ostinato plan trace.jsonl --model tiny-shakespeare
     """
     check_policy("policy", policy)
-    prices = Prices(compute_price, memory_price)
+    prices = HourlyRates(compute_price, memory_price)
     steps.check(machine)
     traffic, recording = reading.open(trace, model), reading.recording(trace)
     config = None if model is None else load_config(model)
@@ -104,7 +111,7 @@ def run(
     other_bytes = adapter_bytes(lora or [])
     if reading.image and config is not None:
         other_bytes += WEIGHT_BYTES * encoder_weights(config)
-    setup = Setup(
+    setup = ReplicaSetup(
         cost,
         _groups(traffic, cost, config),
         prices,
@@ -192,7 +199,9 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, ...]]:
         yield _row(memory, choice.affinity, choice.round_robin, remark)
 
 
-def _row(memory: str, routed: Fleet, round_robin: Fleet, remark: str) -> tuple[str, ...]:
+def _row(
+    memory: str, routed: ReplicaFleet, round_robin: ReplicaFleet, remark: str
+) -> tuple[str, ...]:
     return (
         memory,
         f"{routed.hit_ratio:.1%}",
@@ -204,7 +213,7 @@ def _row(memory: str, routed: Fleet, round_robin: Fleet, remark: str) -> tuple[s
     )
 
 
-def _remark(plan: Plan, option: Option) -> str:
+def _remark(plan: CapacityPlan, option: Option) -> str:
     is_partial = plan.setup.kv.windows or plan.setup.kv.state_bytes
     keeps_all = "full attention evicts nothing" if is_partial else "evicts nothing"
     remarks = {
@@ -216,7 +225,7 @@ def _remark(plan: Plan, option: Option) -> str:
     return ", ".join(remark for remark, holds in remarks.items() if holds)
 
 
-def _notes(setup: Setup, currency: str) -> Iterator[str]:
+def _notes(setup: ReplicaSetup, currency: str) -> Iterator[str]:
     """Return the plan's assumptions."""
     yield f"Steps: {setup.cost.origin}."
     if setup.own_bytes:

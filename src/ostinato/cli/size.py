@@ -16,9 +16,9 @@ from ostinato.core.config import SchedulerConfig, check_minimum
 from ostinato.drafts.tree_text import MAX_TOKEN_BYTES
 from ostinato.hybrid.pool_sizes import split_states
 from ostinato.lab.size.image_tokens import encoder_weights, image_tokens, output_values, read_size
-from ostinato.lab.size.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
+from ostinato.lab.size.kv_bytes import DTYPE_BITS, Footprint, KVBytes, KVLayerGroup, kv_bytes
 from ostinato.lab.size.kv_config import Config
-from ostinato.lab.size.kv_layers import Kind
+from ostinato.lab.size.kv_layers import AttentionKind
 from ostinato.lab.size.quantities import count, read_bytes, write_bytes
 from ostinato.lab.size.weights import WEIGHT_BYTES, adapter_bytes
 
@@ -132,15 +132,19 @@ def _layers_table(size: KVBytes) -> Table:
     return table_of(size.groups, fields)
 
 
-def _kind(group: LayerGroup) -> str:
+def _kind(group: KVLayerGroup) -> str:
     """Name a group: ``grouped-query``, ``grouped-query + Mamba-2``, ``convolution``."""
     layer = group.layer
     if layer.state is None:
         return str(layer.kind)
-    return layer.state.name if layer.kind is Kind.STATE else f"{layer.kind} + {layer.state.name}"
+    return (
+        layer.state.name
+        if layer.kind is AttentionKind.STATE
+        else f"{layer.kind} + {layer.state.name}"
+    )
 
 
-def _heads(group: LayerGroup) -> str:
+def _heads(group: KVLayerGroup) -> str:
     """Format the number and size of KV heads, or the size of the latent vector."""
     layer = group.layer
     if not layer.values_per_token:
@@ -275,7 +279,7 @@ def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
     }
 
 
-def _group_as_json(group: LayerGroup) -> dict[str, object]:
+def _group_as_json(group: KVLayerGroup) -> dict[str, object]:
     layer = group.layer
     return {
         "num_layers": group.num_layers,

@@ -29,7 +29,7 @@ _LENGTH_BYTES = 8
 Bytes = bytes | bytearray | memoryview
 
 
-class WorkerPool:
+class ProcessPool:
     """Worker processes that ``command`` starts when they are needed. Thread-safe."""
 
     def __init__(self, command: Sequence[str], num_workers: int) -> None:

@@ -20,7 +20,7 @@ from ostinato.cache.observer import CacheObserver
 from ostinato.core.request import IDLE_WORK, RequestContext
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.ghost.estimator import LEARNED, PLAYED, Coverage, PairedEstimator
-from ostinato.ghost.sampler import SampledRequest, Sampler
+from ostinato.ghost.sampler import BlockSampler, SampledRequest
 from ostinato.ghost.sampling_window import WINDOW_BLOCKS, SamplingPlan, SamplingWindow
 from ostinato.ghost.simulated_cache import (
     LearnedPolicySimulation,
@@ -57,7 +57,7 @@ _IDLE_REFUND = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidatePool:
     """A pool that might be configured instead: a multiple of the memory, and a policy."""
 
     memory: float
@@ -91,7 +91,7 @@ class Ghost(CacheObserver):
         self._config, self._clock, self._counts = config, clock, counts
         self._learned = [policy for policy in policies if isinstance(policy, ReuseHazard)]
         self._plan: SamplingPlan | None = None
-        self._estimators: dict[Candidate, PairedEstimator] = {}
+        self._estimators: dict[CandidatePool, PairedEstimator] = {}
         self._num_seen, self._due, self._next_period = 0, _FIRST, 0
         self._blocks_left, self._num_windows = 0.0, 0
         self._window: SamplingWindow | None = None
@@ -188,7 +188,7 @@ class Ghost(CacheObserver):
         if self._plan is None:
             self._plan = SamplingPlan.of(self._config, self._counts)
         number = self._num_windows + (self.seed << 16)
-        sampler = Sampler(self._config.block_size, self._plan.stride, self._plan.step, number)
+        sampler = BlockSampler(self._config.block_size, self._plan.stride, self._plan.step, number)
         own, others = self._simulations(self._plan)
         self._window = SamplingWindow(sampler, own, others, is_cold=not self._num_windows)
         self._num_windows += 1
@@ -204,29 +204,29 @@ class Ghost(CacheObserver):
     ) -> tuple[SimulatedCache, list[tuple[SimulatedCache, PairedEstimator]]]:
         """Create the simulation of the cache itself, and those of all candidates."""
         own = self._config.eviction_policy
-        candidates = [Candidate(memory, own) for memory in SIZES]
+        candidates = [CandidatePool(memory, own) for memory in SIZES]
         if self._learned:
-            candidates.append(Candidate(1.0, "lru"))
+            candidates.append(CandidatePool(1.0, "lru"))
         others = [
             (self._simulation(each, plan), self._estimator(each, plan)) for each in candidates
         ]
-        return self._simulation(Candidate(1.0, own), plan), others
+        return self._simulation(CandidatePool(1.0, own), plan), others
 
-    def _estimator(self, candidate: Candidate, plan: SamplingPlan) -> PairedEstimator:
+    def _estimator(self, candidate: CandidatePool, plan: SamplingPlan) -> PairedEstimator:
         """Return a candidate's estimator over all windows."""
         unsure = PLAYED if candidate.policy == "lru" else LEARNED
         size = max(1, int(min(1.0, candidate.memory) * plan.size))
         new = PairedEstimator(plan.stride, size, unsure)
         return self._estimators.setdefault(candidate, new)
 
-    def _simulation(self, candidate: Candidate, plan: SamplingPlan) -> SimulatedCache:
+    def _simulation(self, candidate: CandidatePool, plan: SamplingPlan) -> SimulatedCache:
         """Create the simulation of a candidate."""
         size = max(1, round(candidate.memory * plan.size))
         if candidate.policy == "lru":
             return LruSimulation(size)
         return LearnedPolicySimulation(size, self._learned[0])
 
-    def _estimate(self, candidate: Candidate, estimator: PairedEstimator) -> GhostEstimate:
+    def _estimate(self, candidate: CandidatePool, estimator: PairedEstimator) -> GhostEstimate:
         """Return a candidate's estimate."""
         config, counts = self._config, self._counts
         if self._learned and candidate.policy == "lru":
@@ -268,6 +268,6 @@ class Ghost(CacheObserver):
         The real one is limited by its budget against LRU, and a simulation is not. At another size,
         the limit may cost as much or nothing.
         """
-        config, simulated = self._config, self._estimators[Candidate(1.0, "lru")]
+        config, simulated = self._config, self._estimators[CandidatePool(1.0, "lru")]
         ratio, _ = simulated.estimate(self._counts, config.block_size, config.num_blocks)
         return self._counted_lru().hit_ratio - ratio

@@ -55,7 +55,7 @@ class SampledRequest(NamedTuple):
     uses: "array[int]" = array("I")
 
 
-class Sampler:
+class BlockSampler:
     """Chooses one block in ``stride``, and names it."""
 
     def __init__(self, block_size: int, stride: float, step: int, salt: int = 0) -> None:

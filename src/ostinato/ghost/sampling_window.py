@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.ghost.estimator import Coverage, PairedEstimator
-from ostinato.ghost.sampler import SampledRequest, Sampler
+from ostinato.ghost.sampler import BlockSampler, SampledRequest
 from ostinato.ghost.simulated_cache import SimulatedCache
 from ostinato.observe.counters import LookupCounts
 from ostinato.settings import PrefixCacheConfig
@@ -64,7 +64,7 @@ class SamplingWindow:
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: BlockSampler,
         own: SimulatedCache,
         others: Sequence[tuple[SimulatedCache, PairedEstimator]],
         *,

@@ -29,7 +29,7 @@ from ostinato.observe.explanation import (
     PromptSpan,
     SpanOutcome,
 )
-from ostinato.observe.history import Loss, RequestHistory, RequestRecord
+from ostinato.observe.history import BlockLoss, RequestHistory, RequestRecord
 from ostinato.observe.prompt_diff import Decode, is_alike, show_difference, similarity
 
 
@@ -234,14 +234,14 @@ class _ExplanationBuilder:
         """Whether a loss may have been dropped from the history, or was in a window."""
         return self.history.has_windows or not self.history.remembers_since(owner.ended or 0)
 
-    def _loss(self, owner: RequestRecord, place: int) -> Loss | None:
+    def _loss(self, owner: RequestRecord, place: int) -> BlockLoss | None:
         """Find how a block of an ended sequence was lost before this prompt arrived."""
         if place >= owner.num_blocks or owner.ended is None:
             return None
         block = BlockId(owner.blocks[place])
         return self.history.loss_of(block, owner.ended, self.record.number)
 
-    def _lost(self, span: PromptSpan, loss: Loss) -> PromptSpan:
+    def _lost(self, span: PromptSpan, loss: BlockLoss) -> PromptSpan:
         reason = MissReason.REMOVED if loss.reason == "removed" else MissReason.EVICTED
         setting = "quota" if loss.reason == "quota" else None
         ago_s = max(0.0, self.record.at_s - loss.at_s)

@@ -164,7 +164,7 @@ LossReason = Literal["space", "quota", "removed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class BlockLoss:
     """Blocks that lost their content.
 
     Attributes:
@@ -211,7 +211,7 @@ class RequestHistory(CacheObserver):
         self._number = 0
         self._records: deque[RequestRecord] = deque()
         self._by_table: dict[int, RequestRecord] = {}
-        self._losses: deque[Loss] = deque(maxlen=max(MIN_LOSSES, config.num_blocks))
+        self._losses: deque[BlockLoss] = deque(maxlen=max(MIN_LOSSES, config.num_blocks))
         # Records and blocks that the running step publishes; by block as far as was looked up.
         self._publishing: list[tuple[RequestRecord, array[int]]] = []
         self._in_step: dict[int, RequestRecord] = {}
@@ -321,7 +321,7 @@ class RequestHistory(CacheObserver):
         self._number += 1
         at_s, entry = self._clock(), eviction.entry
         blocks, idle_s = eviction.removal.blocks, at_s - entry.idle_since_s
-        loss = Loss(self._number, eviction.cause, at_s, idle_s, by, entry.identity, blocks)
+        loss = BlockLoss(self._number, eviction.cause, at_s, idle_s, by, entry.identity, blocks)
         self._losses.append(loss)
 
     def remembers_since(self, number: int) -> bool:
@@ -329,7 +329,7 @@ class RequestHistory(CacheObserver):
         is_full = len(self._losses) == self._losses.maxlen
         return not is_full or self._losses[0].number <= number
 
-    def loss_of(self, block: BlockId, after: int, before: int) -> Loss | None:
+    def loss_of(self, block: BlockId, after: int, before: int) -> BlockLoss | None:
         """Find the first loss of a block between two moments.
 
         Cost: O(losses remembered).
@@ -389,7 +389,7 @@ class RequestHistory(CacheObserver):
         record.clear()
 
 
-def _nameless(loss: Loss, tenant: bytes) -> Loss:
+def _nameless(loss: BlockLoss, tenant: bytes) -> BlockLoss:
     """Return a loss that does not say who caused it, if that was a tenant's request."""
     if loss.by is None or not loss.by.identity.belongs_to(tenant):
         return loss

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import EvictionPolicy, RequestSummary, Victim
-from ostinato.plugins.faults import Faults
+from ostinato.plugins.faults import FaultCounter
 
 
 class Evictor(Protocol):
@@ -35,7 +35,7 @@ class EvictorPolicy(EvictionPolicy):
         """Start without an entry; faults of the evictor are logged under a name."""
         self._evictor = make_evictor()
         self._queue: OrderedDict[CacheEntry, None] = OrderedDict()
-        self.faults = Faults(name)
+        self.faults = FaultCounter(name)
 
     def __iter__(self) -> Iterator[CacheEntry]:
         """Iterate, least recently released first."""

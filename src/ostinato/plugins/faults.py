@@ -9,7 +9,7 @@ ValueT = TypeVar("ValueT")
 _log = logging.getLogger(__name__)
 
 
-class Faults:
+class FaultCounter:
     """Counts what a plug-in did wrong; logs the first of each method.
 
     Attributes:

@@ -32,7 +32,7 @@ from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, R
 from ostinato.core.identity import BlockKey, Identity, ImageSpan, PrefixKey
 from ostinato.core.ids import BlockId
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
-from ostinato.plugins.faults import Faults
+from ostinato.plugins.faults import FaultCounter
 
 
 class PrefixMap(Protocol):
@@ -119,7 +119,7 @@ class MapIndex:
     def __init__(self, pool: BlockPool, block_size: int, make_map: MakeMap, name: str) -> None:
         """Make an empty index; faults of the map are logged under a name."""
         self.version, self.block_size = 0, block_size
-        self.faults = Faults(name)
+        self.faults = FaultCounter(name)
         self._pool, self._make_map = pool, make_map
         self._maps: dict[_Scope, Any] = {}
         self._entries: dict[int, MapEntry] = {}  # by block

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ostinato.core.ids import SequenceId
-from ostinato.plugins.faults import Faults
+from ostinato.plugins.faults import FaultCounter
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.waiting_queue import NumCachedTokens
 from ostinato.scheduling.ranked_orders import RankedOrder
@@ -40,7 +40,7 @@ class RankingOrder(RankedOrder):
         """Rank by a plug-in; its faults are logged under a name."""
         super().__init__(max_overtakes)
         self._num_cached_tokens, self._ranking = num_cached_tokens, make_ranking()
-        self.faults = Faults(name)
+        self.faults = FaultCounter(name)
 
     def rank(self, waiting: list[Sequence]) -> dict[SequenceId, int]:
         """Rank each; one that cannot be ranked keeps its arrival's place."""

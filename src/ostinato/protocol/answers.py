@@ -48,7 +48,7 @@ class UsageBody(TypedDict):
     completion_tokens_details: NotRequired[dict[str, int]]
 
 
-class Head(TypedDict):
+class AnswerHead(TypedDict):
     """What completions, chats and their chunks begin with."""
 
     id: str
@@ -69,7 +69,7 @@ class CompletionChoice(TypedDict):
     prompt_logprobs: NotRequired[list[Any]]
 
 
-class Completion(Head):
+class Completion(AnswerHead):
     """Continued prompts, or new parts of them in a stream."""
 
     object: Literal["text_completion"]
@@ -113,7 +113,7 @@ class ChatChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-class ChatCompletion(Head):
+class ChatCompletion(AnswerHead):
     """A continued conversation."""
 
     object: Literal["chat.completion"]
@@ -142,7 +142,7 @@ class ChunkChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-class ChatChunk(Head):
+class ChatChunk(AnswerHead):
     """An event of a streamed conversation."""
 
     object: Literal["chat.completion.chunk"]

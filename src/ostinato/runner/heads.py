@@ -64,7 +64,7 @@ class HiddenRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ModelHead:
     """What the last layer of a checkpoint gives.
 
     Attributes:
@@ -78,7 +78,7 @@ class Head:
     is_multi_label: bool = False
 
     @classmethod
-    def of(cls, config: PreTrainedConfig) -> "Head":
+    def of(cls, config: PreTrainedConfig) -> "ModelHead":
         """Read it from a config."""
         name = next(iter(config.architectures or ()), "")
         if name.endswith(_CLASSIFIER):
@@ -115,7 +115,7 @@ class Head:
 class HeadedClass:
     """A causal model's class, built with the head of its checkpoint; used like an auto class."""
 
-    def __init__(self, auto: Any, head: Head) -> None:
+    def __init__(self, auto: Any, head: ModelHead) -> None:
         """Take the auto class that knows the model."""
         self._auto, self._head = auto, head
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ostinato.errors import MissingTokenizer
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.weight_refs import ModelSize
-from ostinato.runner.heads import Head
+from ostinato.runner.heads import ModelHead
 from ostinato.runner.images.vision import Vision
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.loading.model_support import LengthLimit
@@ -68,7 +68,7 @@ class LoadedModel:
     size: ModelSize
     mapped_bytes: int = 0
     quantization: Quantization | None = None
-    head: Head = Head()
+    head: ModelHead = ModelHead()
     vision: Vision | None = None
     why_no_images: str = ""
 

@@ -23,7 +23,7 @@ from ostinato.runner.forward.codes import IN_GROUPS, PLAIN, Activations
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.weight_refs import ModelSize
-from ostinato.runner.heads import Head
+from ostinato.runner.heads import ModelHead
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.loading.gguf_source import codes_of_file
@@ -69,7 +69,7 @@ from ostinato.runner.settings import (
 from ostinato.runner.weight_cache.cache import WeightCache
 from ostinato.runner.weight_cache.entry import Entry
 from ostinato.runner.weight_cache.folder import MAX_BYTES
-from ostinato.runner.weight_cache.recording import Recorder
+from ostinato.runner.weight_cache.recording import WeightRecorder
 from ostinato.runner.weight_cache.restoring import restore_model
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _load(
         size=size,
         mapped_bytes=recorder.num_bytes if entry is None else entry.num_bytes,
         quantization=built.quantization,
-        head=Head.of(config),
+        head=ModelHead.of(config),
         vision=vision,
         why_no_images=why_no_images
         if request.images
@@ -278,7 +278,7 @@ def _gguf_bytes(path: Path, files: tuple[Path, ...]) -> int:
 
 
 def _build(
-    settings: LoadSettings, device: torch.device, recorder: Recorder
+    settings: LoadSettings, device: torch.device, recorder: WeightRecorder
 ) -> tuple[Assembled, nn.Module | None]:
     """Read a model weight by weight if that is possible, else as a whole."""
     register()

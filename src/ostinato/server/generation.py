@@ -91,7 +91,7 @@ def open_call(
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation(Generic[BodyT]):
+class PreparedChat(Generic[BodyT]):
     """A conversation that is ready to be continued.
 
     Attributes:
@@ -193,7 +193,7 @@ async def open_chat(
     caller: Caller,
     body: BodyT,
     before: Sequence[Message] = (),
-) -> Conversation[BodyT]:
+) -> PreparedChat[BodyT]:
     """Render a conversation; choose how its answer is sampled and parsed.
 
     Args:
@@ -226,12 +226,12 @@ async def open_chat(
     )
     call = replace(call, params=reader.settle(call.params), prompt=prompt)
     show_report(request, rendered.report)
-    return Conversation(state, caller, body, call, reader, rendered, messages)
+    return PreparedChat(state, caller, body, call, reader, rendered, messages)
 
 
 async def lease_marks(
-    chat: Conversation[BodyT], before: Sequence[Message] = ()
-) -> Conversation[BodyT]:
+    chat: PreparedChat[BodyT], before: Sequence[Message] = ()
+) -> PreparedChat[BodyT]:
     """Return a conversation whose prompt is leased up to the marks of its body.
 
     Args:
@@ -247,8 +247,8 @@ async def lease_marks(
 
 
 async def lease_possible_marks(
-    chat: Conversation[BodyT], before: Sequence[Message] = ()
-) -> Conversation[BodyT]:
+    chat: PreparedChat[BodyT], before: Sequence[Message] = ()
+) -> PreparedChat[BodyT]:
     """Lease a prompt up to its marks, unless the template ends no turn at one of them.
 
     OpenAI's marks only speed later requests up, so that such a mark refuses no request.
@@ -307,7 +307,7 @@ class ChatAnswer(Generic[BodyT]):
         created: When it was begun, in seconds since 1970.
     """
 
-    chat: Conversation[BodyT]
+    chat: PreparedChat[BodyT]
     last: RequestOutput | None = field(init=False, default=None)
     answers: list[ParsedAnswer] = field(init=False, default_factory=list)
     created: int = field(init=False)

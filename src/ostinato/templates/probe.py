@@ -35,8 +35,8 @@ from ostinato.templates.dialogues import (
 from ostinato.templates.report import (
     Case,
     Cause,
-    Loss,
     TemplateReport,
+    TurnLoss,
     first_difference,
 )
 
@@ -144,7 +144,7 @@ class Probe:
     def _marks(self) -> tuple[str, str] | None:
         return next((pair for pair in _MARKS if pair[1] in self.template), None)
 
-    def _losses(self, dialogue: Dialogue, sent: Sequence[Message]) -> list[Loss]:
+    def _losses(self, dialogue: Dialogue, sent: Sequence[Message]) -> list[TurnLoss]:
         """Compare what was computed by each answer's end with the prompt after it.
 
         Args:
@@ -197,14 +197,16 @@ class Probe:
         opened = self._text(dialogue.messages[:place], dialogue)
         return "opening" if len(opening_text) <= kept <= len(opened) else "text"
 
-    def _loss(self, at: str, message: int, first: str, second: str, cause: Cause) -> Loss | None:
+    def _loss(
+        self, at: str, message: int, first: str, second: str, cause: Cause
+    ) -> TurnLoss | None:
         """Return what a text loses when another one follows it; None if nothing."""
         known, following = self.encode(first), self.encode(second)
         kept_tokens = first_difference(list(known), list(following))
         if kept_tokens == len(known):
             return None
         kept = _whole_marks(first, first_difference(first, second))
-        return Loss(
+        return TurnLoss(
             at, message, cause, len(known) - kept_tokens, len(known),
             first[max(0, kept - _SHOWN // 2) : kept], first[kept : kept + _SHOWN],
             second[kept : kept + _SHOWN],

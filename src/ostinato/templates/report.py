@@ -14,7 +14,7 @@ changed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class TurnLoss:
     """Tokens that were computed, and that the next prompt does not have at their place.
 
     Attributes:
@@ -52,7 +52,7 @@ class Case:
 
     name: str
     status: Status
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[TurnLoss, ...] = ()
     error: str = ""
     by_client: bool = False
 

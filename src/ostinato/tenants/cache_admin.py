@@ -36,7 +36,7 @@ class Erasable(Protocol):
         """Erase what is kept of a tenant; returns the number of kept events."""
 
 
-class PublicPrefixes(dict[bytes, LeaseId]):
+class PublicLeases(dict[bytes, LeaseId]):
     """The published prefixes of one cache: by the salt of each, the lease that holds it."""
 
     def may_continue(self, key: PrefixKey, num_hit: int) -> bool:
@@ -57,7 +57,7 @@ class CacheAdmin:
         config: PrefixCacheConfig,
         manager: CacheManager,
         leases: LeaseBook,
-        public: PublicPrefixes,
+        public: PublicLeases,
         erasables: Iterable[Erasable] = (),
     ) -> None:
         """Start without a lease.

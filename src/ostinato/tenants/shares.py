@@ -30,7 +30,7 @@ _OWNER_OF = attrgetter("identity.owner")
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class BlockAccount:
     """One tenant's blocks, or those of all tenants without a share."""
 
     share: TenantShare
@@ -60,22 +60,25 @@ class TenantShares(BlockShares):
         self, tenant_shares: Mapping[bytes, TenantShare], make_policy: Callable[[], EvictionPolicy]
     ) -> None:
         """Open the common account and one per share."""
-        self._common = Account(TenantShare(), make_policy())
+        self._common = BlockAccount(TenantShare(), make_policy())
         self._own = {
-            tenant: Account(share, make_policy()) for tenant, share in tenant_shares.items()
+            tenant: BlockAccount(share, make_policy()) for tenant, share in tenant_shares.items()
         }
         self._all = [self._common, *self._own.values()]
         self.policies = [account.policy for account in self._all]
-        self._used, self._unranked = set[Account](), set[Account]()  # since counted; since ranked
+        self._used, self._unranked = (
+            set[BlockAccount](),
+            set[BlockAccount](),
+        )  # since counted; since ranked
         self._num_takeable = 0  # of all accounts as counted
-        self._heap: list[tuple[bool, int, int, Account]] = []  # within quota, tick, place
+        self._heap: list[tuple[bool, int, int, BlockAccount]] = []  # within quota, tick, place
         self._num_places = 0
 
-    def __iter__(self) -> Iterator[Account]:
+    def __iter__(self) -> Iterator[BlockAccount]:
         """Iterate over all accounts, the common one first."""
         return iter(self._all)
 
-    def of(self, tenant: bytes) -> Account:
+    def of(self, tenant: bytes) -> BlockAccount:
         """Return a tenant's account, to be counted and ranked again."""
         account = self._own.get(tenant, self._common)
         self._used.add(account)
@@ -141,7 +144,7 @@ class TenantShares(BlockShares):
         self._unranked |= self._used
         self._used.clear()
 
-    def _first(self) -> Account | None:
+    def _first(self) -> BlockAccount | None:
         """Return the account to take from first; O(log n) for each that was used meanwhile."""
         self._count()
         for account in self._unranked:
@@ -159,6 +162,6 @@ class TenantShares(BlockShares):
         return self._heap[0][3] if self._heap else None
 
     @staticmethod
-    def _order(account: Account, victim: Victim) -> tuple[bool, int]:
+    def _order(account: BlockAccount, victim: Victim) -> tuple[bool, int]:
         """Rank what is above a quota first, then what was released first."""
         return not account.num_over_quota, victim[0].idle_tick

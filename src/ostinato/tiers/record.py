@@ -64,7 +64,7 @@ _BODY_NONCE = b"\xff" * 12
 _MAX_SECONDS = 2**32 - 1
 
 
-class Lease(NamedTuple):
+class RecordLease(NamedTuple):
     """How long a record is kept.
 
     Attributes:
@@ -83,7 +83,7 @@ Names = tuple[bytes, bytes, bytes]
 
 
 @dataclass(frozen=True)
-class Header:
+class RecordHeader:
     """A parsed and checked header of a record.
 
     Attributes:
@@ -119,7 +119,7 @@ class Header:
     names: Names
     salt: bytes
     durable: int
-    lease: Lease
+    lease: RecordLease
     subject: bytes
     body: bytes
     checksums: bytes
@@ -179,7 +179,7 @@ class Header:
     def _cipher(self, key: bytes) -> AESGCM:
         return _record_cipher(key, self.salt)
 
-    def copy_for(self, seed: int, durable: int, lease: Lease) -> bytes:
+    def copy_for(self, seed: int, durable: int, lease: RecordLease) -> bytes:
         """Return the header for another segment, with its current lease."""
         return _assemble(self.subject, durable, lease, self.body + self.checksums, seed)
 
@@ -210,7 +210,7 @@ def encode(
         body = cipher.encrypt(_BODY_NONCE, body, subject)
         blocks = [cipher.encrypt(_nonce(i), block, subject) for i, block in enumerate(blocks)]
     rest = body + b"".join(xxh3_128_digest(block) for block in blocks)
-    lease = Lease(1 if extent.keep_until else 0, extent.keep_until, extent.refresh_s)
+    lease = RecordLease(1 if extent.keep_until else 0, extent.keep_until, extent.refresh_s)
     return [_assemble(subject, durable, lease, rest, seed), *blocks]
 
 
@@ -226,7 +226,7 @@ def filler(kind: int, total_bytes: int, seed: int, durable: int) -> bytes:
     zero = bytes(NAME_BYTES)
     fields = (MAGIC, kind, 0, FIXED_BYTES, total_bytes, 0, 0, 0, 0, bytes(32))
     subject = _SUBJECT.pack(*fields, zero, zero, zero, zero)
-    return _assemble(subject, durable, Lease(), b"", seed)
+    return _assemble(subject, durable, RecordLease(), b"", seed)
 
 
 def header_length(start: Buffer) -> int:
@@ -244,7 +244,7 @@ def names_and_size(start: bytes) -> tuple[Names, int]:
     return fields[10:13], fields[4]
 
 
-def parse(header: bytes, seed: int) -> Header | None:
+def parse(header: bytes, seed: int) -> RecordHeader | None:
     """Parse a header and check it; returns None if it is torn, damaged or of another segment.
 
     Args:
@@ -260,7 +260,7 @@ def parse(header: bytes, seed: int) -> Header | None:
     fields = _SUBJECT.unpack_from(header)
     _, kind, flags, header_bytes, total, num_blocks, block_size, block_bytes, first = fields[:9]
     split = len(rest) - num_blocks * CHECKSUM_BYTES
-    return Header(
+    return RecordHeader(
         kind, bool(flags & SEALED), bool(flags & SPARSE), header_bytes, total, num_blocks,
         block_size, block_bytes, first, fields[9], fields[10:13], fields[13],
         _DURABLE.unpack_from(header, _SUBJECT.size)[0], _newest_lease(header),
@@ -268,7 +268,7 @@ def parse(header: bytes, seed: int) -> Header | None:
     )  # fmt: skip
 
 
-def lease_slot(lease: Lease, salt: bytes) -> tuple[int, bytes]:
+def lease_slot(lease: RecordLease, salt: bytes) -> tuple[int, bytes]:
     """Return the offset of a lease in its record, and its bytes."""
     return LEASES_AT + lease.turn % 2 * _LEASE.size, _lease_bytes(lease, salt)
 
@@ -290,9 +290,9 @@ def _subject(extent: Extent, names: Names, salt: bytes, body_bytes: int, sealed:
     )  # fmt: skip
 
 
-def _assemble(subject: bytes, durable: int, lease: Lease, rest: bytes, seed: int) -> bytes:
+def _assemble(subject: bytes, durable: int, lease: RecordLease, rest: bytes, seed: int) -> bytes:
     checked = subject + _DURABLE.pack(durable)
-    slots = [_lease_bytes(Lease(), _salt_of(subject))] * 2
+    slots = [_lease_bytes(RecordLease(), _salt_of(subject))] * 2
     slots[lease.turn % 2] = _lease_bytes(lease, _salt_of(subject))
     return b"".join([checked, xxh3_128_digest(checked + rest, seed), *slots, rest])
 
@@ -301,7 +301,7 @@ def _salt_of(subject: bytes) -> bytes:
     return subject[-32:-16]
 
 
-def _lease_bytes(lease: Lease, salt: bytes) -> bytes:
+def _lease_bytes(lease: RecordLease, salt: bytes) -> bytes:
     seconds = (min(ceil(x), _MAX_SECONDS) for x in (lease.keep_until, lease.refresh_s))
     terms = _TERMS.pack(*seconds)
     return _LEASE.pack(lease.turn, _lease_checksum(lease.turn, terms, salt, seed=1), terms)
@@ -311,17 +311,17 @@ def _lease_checksum(turn: int, terms: bytes, salt: bytes, seed: int) -> int:
     return xxh32_intdigest(salt + struct.pack("<I", turn) + terms, seed)
 
 
-def _newest_lease(header: bytes) -> Lease:
+def _newest_lease(header: bytes) -> RecordLease:
     """Return the newer of the two leases that is not torn."""
-    salt, newest = _salt_of(header[: _SUBJECT.size]), Lease()
+    salt, newest = _salt_of(header[: _SUBJECT.size]), RecordLease()
     for slot in range(2):
         turn, checksum, terms = _LEASE.unpack_from(header, LEASES_AT + slot * _LEASE.size)
         if turn < newest.turn:
             continue
         if checksum == _lease_checksum(turn, terms, salt, seed=1):
-            newest = Lease(turn, *map(float, _TERMS.unpack(terms)))
+            newest = RecordLease(turn, *map(float, _TERMS.unpack(terms)))
         elif checksum == _lease_checksum(turn, terms, salt, seed=0):
-            newest = Lease(turn, struct.unpack("<d", terms)[0])
+            newest = RecordLease(turn, struct.unpack("<d", terms)[0])
     return newest
 
 

@@ -23,7 +23,7 @@ VERSION = 2
 """Of the format; a reader refuses what is newer. 1 had ``policy`` for ``eviction_policy``."""
 
 
-class Header(msgspec.Struct, frozen=True, tag_field="event", tag="header", kw_only=True):
+class TraceHeader(msgspec.Struct, frozen=True, tag_field="event", tag="header", kw_only=True):
     """The first line.
 
     Attributes:
@@ -243,16 +243,16 @@ AnyEvent = (
 )
 
 _encoder = msgspec.json.Encoder()
-_headers = msgspec.json.Decoder(Header)
+_headers = msgspec.json.Decoder(TraceHeader)
 _events: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyEvent)
 
 
-def write_line(line: Header | AnyEvent) -> bytes:
+def write_line(line: TraceHeader | AnyEvent) -> bytes:
     """Return one line of a trace, with its line break."""
     return _encoder.encode(line) + b"\n"
 
 
-def read_header(line: bytes) -> Header:
+def read_header(line: bytes) -> TraceHeader:
     """Read the first line.
 
     Raises:

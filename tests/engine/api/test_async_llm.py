@@ -18,7 +18,7 @@ from ostinato.engine.api import engine_thread
 from ostinato.engine.api.engine_thread import CommandQueue
 from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.engine.settings.setup import Setup, set_up
+from ostinato.engine.settings.setup import ModelSetup, set_up
 from ostinato.errors import (
     CacheInUse,
     ConfigError,
@@ -159,7 +159,7 @@ def test_a_model_is_loaded_in_a_thread_that_ends(
     """OpenMP would keep the threads that it lent to the loading thread, beside the engine's."""
     loaders: list[threading.Thread] = []
 
-    def load(config: EngineConfig) -> Setup:
+    def load(config: EngineConfig) -> ModelSetup:
         loaders.append(threading.current_thread())
         return set_up(config)
 

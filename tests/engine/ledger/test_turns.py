@@ -10,9 +10,9 @@ from ostinato.engine.ledger.meaning import canonical_arguments, digest, meaning_
 from ostinato.engine.ledger.seal import PREFIX, TurnName, TurnSeal
 from ostinato.engine.ledger.turns import (
     MAX_TURNS_PER_PLACE,
-    Namespace,
     OpenTurn,
     TurnLedger,
+    TurnScope,
     WrittenTurn,
 )
 from ostinato.engine.prompts.chat import WrittenAnswer
@@ -23,7 +23,7 @@ PLACE = digest("a place")
 
 
 def begun(salt: str = "ann", place: bytes = PLACE, model: str = "") -> OpenTurn:
-    return OpenTurn(Namespace(salt.encode(), model), place, "", array("I"))
+    return OpenTurn(TurnScope(salt.encode(), model), place, "", array("I"))
 
 
 def turn(number: int = 0, num_tokens: int = 4) -> WrittenTurn:
@@ -38,7 +38,7 @@ def noted(ledger: TurnLedger, number: int = 0, num_tokens: int = 4, **where: Any
 
 
 def numbers(ledger: TurnLedger, salt: str = "ann", model: str = "") -> list[int]:
-    found = ledger.at(Namespace(salt.encode(), model), PLACE)
+    found = ledger.at(TurnScope(salt.encode(), model), PLACE)
     return [int.from_bytes(turn.number, "little") for turn in found]
 
 

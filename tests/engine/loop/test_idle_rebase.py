@@ -14,7 +14,7 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine.loop import idle_rebase
 from ostinato.engine.loop.idle_rebase import IdleRebase
-from ostinato.engine.loop.recorder import Recorder
+from ostinato.engine.loop.recorder import TraceRecorder
 from ostinato.scheduling.step_prices import StepPrices
 from ostinato.settings import TenantShare
 from tests.support.cache.timed_scheduler import TimedScheduler
@@ -31,7 +31,7 @@ class Idle:
     def __init__(self, row_bytes: int = 1, piece: int = 128, **settings: Any) -> None:
         self.tiny: TinyScheduler = tiny_scheduler(**{"num_blocks": 64, **settings})
         self.fails = False
-        recorder = Recorder(lambda: 0.0)
+        recorder = TraceRecorder(lambda: 0.0)
         parts = self.tiny.cache, self.tiny.scheduler, self.execute
         self.rebase = IdleRebase(True, *parts, row_bytes, recorder, piece)
 
@@ -374,7 +374,7 @@ def test_a_piece_takes_no_longer_than_a_step_while_others_wait(token_s, piece_to
         computed.append(plan.num_tokens)
         raise RuntimeError("one piece is enough")
 
-    clock = Recorder(lambda: timed.now_s)
+    clock = TraceRecorder(lambda: timed.now_s)
     rebase = IdleRebase(True, timed.cache, timed.scheduler, execute, 1, clock)
     rebase.note_answer(SimpleNamespace(request=make_request("one", ANSWERED), error=None))
     identity, tokens = make_request("one", "").identity, array("I", range(400))

@@ -9,7 +9,7 @@ import pytest
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.core.errors import PromptTooLong, TokenOutOfRange
 from ostinato.core.tokens import pack_tokens
-from ostinato.engine.prompts.text_tokenizer import PartlyTokenized, TextTokenizer
+from ostinato.engine.prompts.text_tokenizer import PartialText, TextTokenizer
 from ostinato.engine.requests.request_validation import check_vocabulary, refuse_long_text
 from ostinato.engine.text.detokenizer import TokenTable
 
@@ -81,7 +81,7 @@ async def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.Monkey
     """
     answered = threading.Event()
 
-    def slow(texts: TextTokenizer, partly: PartlyTokenized, *arguments: Any, **more: Any) -> Any:
+    def slow(texts: TextTokenizer, partly: PartialText, *arguments: Any, **more: Any) -> Any:
         if partly.num_left > 1000:
             assert answered.wait(60)
         return finish(texts, partly, *arguments, **more)

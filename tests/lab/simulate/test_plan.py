@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.plan.plan import GIB, Prices, Setup, make_plan
+from ostinato.lab.plan.plan import GIB, HourlyRates, ReplicaSetup, make_plan
 from ostinato.lab.plan.plan_words import in_words
 from ostinato.lab.plan.replicas import work_of
 from ostinato.lab.work.cost_model import CostModel
@@ -15,8 +15,10 @@ SLOW = CostModel(0.0, 0.05, 0.0)
 
 def planned(trace, prices=None, cost=SLOW, points=6, **setup):
     """Plan with an eighth of a GiB per token: a block of eight is one GiB."""
-    prices = Prices(1.0, 0.0) if prices is None else prices
-    return make_plan(trace, Setup(cost, KVGroups(GIB // 8), prices, policy="lru", **setup), points)
+    prices = HourlyRates(1.0, 0.0) if prices is None else prices
+    return make_plan(
+        trace, ReplicaSetup(cost, KVGroups(GIB // 8), prices, policy="lru", **setup), points
+    )
 
 
 def words(plan):
@@ -38,7 +40,7 @@ def test_replicas_are_whole_and_no_busier_than_they_may_be():
 
 def test_the_bill_is_of_whole_machines_each_with_its_own_memory():
     """2 GPUs a replica at 3 EUR; 4 of its GiB come with them, the others cost 0.5 each."""
-    plan = planned(drawn_trace(1, 150), Prices(3.0, 0.5), num_gpus=2, own_bytes=4 * GIB)
+    plan = planned(drawn_trace(1, 150), HourlyRates(3.0, 0.5), num_gpus=2, own_bytes=4 * GIB)
     for option in plan.options:
         fleet, bought = option.affinity, max(0, option.memory_bytes / GIB - 4)
         assert fleet.money == pytest.approx(fleet.num_replicas * (2 * 3.0 + 0.5 * bought))
@@ -56,7 +58,7 @@ def test_free_memory_is_bought_where_it_saves_machines_and_dear_memory_not_at_al
     trace = drawn_trace(2, 150)
     free = planned(trace)
     assert free.best is not None and free.best.affinity.money < free.without.money
-    dear = planned(trace, Prices(1.0, 1e6))
+    dear = planned(trace, HourlyRates(1.0, 1e6))
     assert dear.best is None
     assert "Buy no memory for this cache alone" in words(dear) and "would pay below" in words(dear)
 
@@ -75,7 +77,7 @@ def test_the_words_of_a_plan_are_those_of_a_sum_by_hand():
     eighth of a GiB are one GiB.
     """
     trace = trace_of("AB", "AB", "AB", "AB", gap_s=600, output_tokens=0)
-    plan = planned(trace, Prices(9.0, 0.5), CostModel(0.0, 100.0, 0.0), points=2)
+    plan = planned(trace, HourlyRates(9.0, 0.5), CostModel(0.0, 100.0, 0.0), points=2)
     assert words(plan) == (
         "Give each replica 1 GiB for the cache, and route requests by their prefix: 1 replica "
         "serves this traffic instead of 3, for 9.50 instead of 27.00 EUR per hour. The cache finds "
@@ -87,14 +89,16 @@ def test_the_words_of_a_plan_are_those_of_a_sum_by_hand():
 
 
 def test_what_routing_is_worth_is_said():
-    said = words(planned(drawn_trace(1, 150), Prices(1.0, 0.001), CostModel(0.0, 0.2, 0.0)))
+    said = words(planned(drawn_trace(1, 150), HourlyRates(1.0, 0.001), CostModel(0.0, 0.2, 0.0)))
     assert "route requests by their prefix" in said
     assert "If requests are sent to the replicas round robin, the same memory finds" in said
     assert "and one cache for all" in said
 
 
 def test_a_plan_with_windows_says_that_they_still_evict():
-    setup = Setup(SLOW, KVGroups(2**20, ((9, 2**20),), 2), Prices(1.0, 0.0), policy="lru")
+    setup = ReplicaSetup(
+        SLOW, KVGroups(2**20, ((9, 2**20),), 2), HourlyRates(1.0, 0.0), policy="lru"
+    )
     said = words(make_plan(drawn_trace(1, 150), setup, 3))
     assert "full attention evicts nothing" in said and "so more memory finds more" in said
 
@@ -108,7 +112,7 @@ def test_what_cannot_be_planned_is_refused():
     with pytest.raises(ConfigError, match="spans 0 s"):
         planned(trace_of("A"))
     with pytest.raises(ConfigError, match="memory_price=-1"):
-        Prices(1.0, -1.0)
+        HourlyRates(1.0, -1.0)
     with pytest.raises(ConfigError, match="points=1"):
         planned(trace_of("A", "B"), points=1)
     with pytest.raises(ConfigError, match=r"utilisation=1.5"):

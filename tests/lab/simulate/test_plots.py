@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.core.config import SchedulerConfig
-from ostinato.lab.plan.plan import Prices, Setup, make_plan
+from ostinato.lab.plan.plan import HourlyRates, ReplicaSetup, make_plan
 from ostinato.lab.simulate.plots import hit_ratio_plot, occupancy_plot, plan_plot
 from ostinato.lab.simulate.simulation import simulate
 from ostinato.lab.simulate.timed_replay import replay_timed
@@ -40,7 +40,9 @@ def test_sizes_are_marked_as_tables_write_them(token_bytes, label, marked):
 
 
 def test_a_plan_names_its_points_by_their_memory():
-    setup = Setup(CostModel(0.0, 0.05, 0.0), KVGroups(2**26), Prices(1.0, 0.001), policy="lru")
+    setup = ReplicaSetup(
+        CostModel(0.0, 0.05, 0.0), KVGroups(2**26), HourlyRates(1.0, 0.001), policy="lru"
+    )
     plan = make_plan(drawn_trace(2), setup, 5)
     axes, bill = plan_plot(plan, "t", "EUR").axes
     names = {text.split(":")[0]: text for text in texts(axes)}

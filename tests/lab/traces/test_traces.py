@@ -11,7 +11,15 @@ from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab.traces.traces import ReadOptions, read_trace
 from ostinato.settings import PrefixCacheConfig
 from ostinato.traces.anonymizer import TokenHasher
-from ostinato.traces.format import VERSION, Added, Ended, Header, SequenceEnd, Stopped, write_line
+from ostinato.traces.format import (
+    VERSION,
+    Added,
+    Ended,
+    SequenceEnd,
+    Stopped,
+    TraceHeader,
+    write_line,
+)
 from tests.lab.traces.small_traces import write_mooncake, write_npz
 
 ROWS = [
@@ -182,7 +190,7 @@ def test_a_recorded_trace_has_its_answers_as_blocks_for_the_next_turn(tmp_path):
     first, second = array("I", range(1, 7)), array("I", range(1, 13))
     chain = names.prompt(first)
     answer = chain.continued(array("I", [7, 8, 9]))
-    header = Header(
+    header = TraceHeader(
         version=VERSION,
         cache=PrefixCacheConfig(num_blocks=9, block_size=4),
         scheduler=SchedulerConfig(),

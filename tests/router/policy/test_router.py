@@ -8,8 +8,8 @@ import pytest
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.router import POLICIES, Decision, Router, RouterConfig, RouteRequest
-from ostinato.router.policy.load import Assigned, Load
-from ostinato.router.policy.policies import Fleet
+from ostinato.router.policy.load import Assigned, WorkerLoad
+from ostinato.router.policy.policies import Candidates
 from tests.router.fleets import batch, fleet, picture, prompt, removed, stored
 
 LONG = "ABCD" * 100
@@ -324,7 +324,7 @@ def test_settings_that_cannot_be_are_refused(setting):
 
 
 def test_recent_work_fades_with_the_time_that_sessions_take_to_return():
-    load = Load()
+    load = WorkerLoad()
     load.assign(Assigned(1, 0, "", 1000, 1000, 0.0))
     load.decay(30.0, 30.0)
     assert round(load.recent_tokens) == 368
@@ -335,8 +335,8 @@ def test_recent_work_fades_with_the_time_that_sessions_take_to_return():
 def test_the_bound_always_leaves_room_somewhere():
     work = Assigned(1, 0, "", 0, 0, 0.0)
     for running in ([0], [3, 3, 3], [9, 0], [1, 2, 3, 4, 5]):
-        loads = [Load(running={n: work for n in range(each)}) for each in running]
-        fleet_ = Fleet([], loads)
+        loads = [WorkerLoad(running={n: work for n in range(each)}) for each in running]
+        fleet_ = Candidates([], loads)
         assert any(fleet_.has_room(place) for place in range(len(loads)))
 
 

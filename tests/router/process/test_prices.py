@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ostinato.router import RouteRequest
-from ostinato.router.policy import Prices
+from ostinato.router.policy import WorkerPrices
 from ostinato.router.process.worker import prices_in
 from tests.router.stub_workers import names, routed
 from tests.support.waiting import until
@@ -24,7 +24,7 @@ async def test_prices_are_taken_from_the_workers_that_publish_them():
 
         await until(lambda: works() == pytest.approx([200.0, 100.0]))
         prices = await fleet.workers["a"].prices()
-        assert prices == Prices(0.004, 8e-5, is_shortest_first=True)
+        assert prices == WorkerPrices(0.004, 8e-5, is_shortest_first=True)
         await until(lambda: not fleet.workers["b"].has_prices)
         ours.prices = {"order": "fcfs", "prices": None}
         await until(lambda: works() == [100.0, 100.0])

@@ -11,7 +11,7 @@ import pytest
 from ostinato.router.process.incremental_tokenizer import Beginning
 from ostinato.router.process.routing_fields import RoutingFields
 from ostinato.router.process.tokenizer import LocalTokenizer
-from ostinato.router.process.tokens import PromptTokens
+from ostinato.router.process.tokens import RoutingTokenizer
 from tests.router.stub_workers import names, routed
 
 MODEL = "tiny-shakespeare"
@@ -50,7 +50,7 @@ async def test_a_short_prompt_does_not_wait_for_long_ones():
             assert gate.wait(30)
         return finish(beginning)
 
-    tokens = PromptTokens({}, tokenizer)
+    tokens = RoutingTokenizer({}, tokenizer)
 
     async def count(text: str, tenant: str) -> int:
         prompt = RoutingFields.of("/v1/completions", b'{"prompt":"%s"}' % text.encode())

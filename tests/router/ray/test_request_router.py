@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from ray.serve.request_router import ReplicaID
 
     from ostinato.router import RouteRequest
-    from ostinato.router.ray.call import Call, Head
+    from ostinato.router.ray.call import RayCall, ResponseHead
     from ostinato.router.ray.ingress import Ingress
     from ostinato.router.ray.request_router import PrefixRequestRouter
 
@@ -57,7 +57,7 @@ class Pending:
 
 
 def asked(*tail: int) -> Pending:
-    return Pending((Call("POST", "/", [], b"", RouteRequest([*LONG, *tail])),))
+    return Pending((RayCall("POST", "/", [], b"", RouteRequest([*LONG, *tail])),))
 
 
 async def test_calls_follow_their_prefix_until_its_replica_dies():
@@ -116,23 +116,23 @@ class Handle:
     """Of a deployment, some of whose replicas die before they answer."""
 
     def __init__(self, num_lost: int) -> None:
-        self.num_lost, self.calls = num_lost, list[Call]()
+        self.num_lost, self.calls = num_lost, list[RayCall]()
         self.respond = self
 
     def options(self, stream: bool) -> "Handle":
         return self
 
-    def remote(self, call: Call) -> "Handle":
+    def remote(self, call: RayCall) -> "Handle":
         self.calls.append(call)
         return self
 
     def __aiter__(self) -> "Handle":
         return self
 
-    async def __anext__(self) -> Head:
+    async def __anext__(self) -> ResponseHead:
         if len(self.calls) <= self.num_lost:
             raise ActorDiedError
-        return Head(200, [])
+        return ResponseHead(200, [])
 
 
 @pytest.mark.parametrize("num_lost", [2, 3])

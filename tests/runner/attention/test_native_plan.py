@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ostinato.runner.attention.native_backend import (
     NativeLimits,
+    NativeTables,
     PlanKind,
-    StepTables,
     plan_native,
     plan_rules,
 )
@@ -61,7 +61,9 @@ def plan_tables(
 ) -> PlanView:
     native = library()
     assert native is not None
-    plan = plan_native(native, StepTables(metadata, num_blocks), plan_rules(sizes, kind, read_once))
+    plan = plan_native(
+        native, NativeTables(metadata, num_blocks), plan_rules(sizes, kind, read_once)
+    )
     return PlanView(plan, metadata.block_size)
 
 

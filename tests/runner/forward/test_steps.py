@@ -19,7 +19,7 @@ from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Take,
 from ostinato.runner.forward.weight_refs import replace_weights
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_loader import load_model
-from ostinato.runner.native.ctypes_api import Attention, Kv
+from ostinato.runner.native.ctypes_api import AttentionArgs, Kv
 from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
 from tests.support.instruction_sets import needs_library, threads_in_use
@@ -301,4 +301,4 @@ def test_records_are_as_large_as_the_headers():
     assert ctypes.sizeof(Copy) == ctypes.sizeof(Kv) + 8
     assert ctypes.sizeof(Copies) == 24
     assert ctypes.sizeof(Take) == 56
-    assert ctypes.sizeof(Attend) == ctypes.sizeof(Attention) + 8
+    assert ctypes.sizeof(Attend) == ctypes.sizeof(AttentionArgs) + 8

@@ -28,7 +28,7 @@ from ostinato.runner.gpu.device_weights import DevicePack
 from ostinato.runner.gpu.read_parts import plan_parts
 from ostinato.runner.gpu.read_planner import LayerKind, ReadPlanner, next_decodes
 from ostinato.runner.gpu.step_graphs import Step, StepGraphs, StepTensors
-from ostinato.runner.gpu.step_tables import StepTables
+from ostinato.runner.gpu.step_tables import DeviceTables
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.loaded_model import LoadedModel
 from ostinato.runner.model_loader import load_model
@@ -194,7 +194,7 @@ def test_a_row_of_a_model_has_the_same_bits_alone_and_in_a_batch(
 @pytest.mark.nightly
 def test_larger_tables_move_and_graphs_are_captured_again(loaded: LoadedModel):
     bench, steps, _ = bench_with_graphs(loaded)
-    steps.tables = StepTables(torch.device("cpu"), 64)
+    steps.tables = DeviceTables(torch.device("cpu"), 64)
     sequences = prefilled(bench)
     decode(bench, sequences)
     decode(bench, sequences)
@@ -224,7 +224,7 @@ def test_a_model_that_cannot_be_captured_runs_uncaptured(caplog: pytest.LogCaptu
 
 def test_tables_of_equal_shapes_are_at_equal_addresses():
     """Whatever was copied in between; other shapes are not, and each view is aligned."""
-    tables = StepTables(torch.device("cpu"))
+    tables = DeviceTables(torch.device("cpu"))
     one: dict[str, np.ndarray] = {
         "ids": np.arange(5),
         "blocks": np.arange(3, dtype=np.int32),

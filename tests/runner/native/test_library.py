@@ -165,10 +165,10 @@ def test_the_library_brings_no_threads_of_its_own():
 
 def test_records_are_as_large_as_the_headers():
     """Bytes that a C compiler gives these structures where pointers have eight."""
-    from ostinato.runner.native.ctypes_api import ITEM, SEGMENT, Attention, Kv, Rows
+    from ostinato.runner.native.ctypes_api import ITEM, SEGMENT, AttentionArgs, Kv, Rows
 
     assert (SEGMENT.itemsize, ITEM.itemsize) == (24, 28)
-    assert (ctypes.sizeof(Kv), ctypes.sizeof(Rows), ctypes.sizeof(Attention)) == (48, 32, 224)
+    assert (ctypes.sizeof(Kv), ctypes.sizeof(Rows), ctypes.sizeof(AttentionArgs)) == (48, 32, 224)
 
 
 @needs_library

@@ -17,7 +17,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 )
 
 from ostinato.runner.native.library import library
-from ostinato.runner.states.recurrence import Call, State
+from ostinato.runner.states.recurrence import MixerCall, State
 from ostinato.runner.states.recurrences import GatedDeltaRule, Mamba2Scan, ShortConvolution
 
 NATIVE = library()
@@ -72,7 +72,7 @@ class Scanned:
         self._recurrence, self._function, self.draw = recurrence, function, draw_inputs
 
     def run(self, arguments: Arguments, state: State | None = None) -> tuple[Tensor, State]:
-        call = Call(self._function, (), arguments, (), {})
+        call = MixerCall(self._function, (), arguments, (), {})
         output, after = self._recurrence.chunk(call, state)
         return output, after
 
@@ -154,7 +154,7 @@ def test_a_convolution_continues(activation: str | None, has_bias: bool):
             "bias": bias,
             "activation": activation,
         }
-        call = Call(causal_conv1d_fn, (), arguments, (), {})
+        call = MixerCall(causal_conv1d_fn, (), arguments, (), {})
         part, state = ShortConvolution().chunk(call, state)
         parts.append(part)
 
@@ -166,7 +166,7 @@ def test_a_convolution_rounds_as_transformers():
     """Before its activation as well, in 16 bits."""
     inputs, weight = draw(1, 70, 32).bfloat16().transpose(1, 2), draw(32, 4, seed=1).bfloat16()
     names = "hidden_states", "weight", "bias", "activation"
-    call = Call(causal_conv1d_fn, (inputs, weight, None, "silu"), {}, names, {})
+    call = MixerCall(causal_conv1d_fn, (inputs, weight, None, "silu"), {}, names, {})
 
     output, _ = ShortConvolution().chunk(call, None)
 

@@ -28,7 +28,7 @@ from ostinato.engine.loop import engine as engine_file
 from ostinato.engine.settings import setup as setup_file
 from ostinato.engine.settings import weights as weights_file
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.engine.settings.setup import Setup, set_up
+from ostinato.engine.settings.setup import ModelSetup, set_up
 from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.forward.weight_refs import replace_weights
 from ostinato.runner.loaded_model import LoadedModel
@@ -74,7 +74,7 @@ class ModelPool:
         self._numbers = itertools.count()
         self._of_thread = threading.local()
 
-    def set_up(self, config: EngineConfig) -> Setup:
+    def set_up(self, config: EngineConfig) -> ModelSetup:
         """Set an engine up; its model comes back when its runner is collected."""
         self._of_thread.taken = None
         try:

@@ -55,7 +55,7 @@ class Wave:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
+class CallTime:
     """Time to first token of a single call.
 
     Attributes:
@@ -98,7 +98,7 @@ def run_wave(
     return Wave(len(requests), tokens, counts.computed_prompt_tokens - before, seconds, answers)
 
 
-def first_tokens(engine: "Engine", cold: str, warm: str) -> tuple[FirstToken, FirstToken]:
+def first_tokens(engine: "Engine", cold: str, warm: str) -> tuple[CallTime, CallTime]:
     """Measure two calls one after the other on an idle engine, after resetting its cache."""
     trials = []
     for _ in range(_TRIALS):
@@ -137,11 +137,11 @@ def _alone(engine: "Engine", prompt: str) -> "RequestOutput":
     return outputs[0]
 
 
-def _middle(outputs: "tuple[RequestOutput, ...]") -> FirstToken:
+def _middle(outputs: "tuple[RequestOutput, ...]") -> CallTime:
     """Take the median of equal calls."""
     computed = [len(output.prompt_token_ids) - output.num_cached_tokens for output in outputs]
     seconds = [output.timings.time_to_first_token or 0.0 for output in outputs]
-    return FirstToken(round(median(computed)), median(seconds))
+    return CallTime(round(median(computed)), median(seconds))
 
 
 SYSTEM_TOKENS = 512

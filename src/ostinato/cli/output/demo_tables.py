@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli.demonstration.demo_examples import EXAMPLES, Outcome
-from ostinato.cli.demonstration.demo_waves import Calls, FirstToken, Wave
+from ostinato.cli.demonstration.demo_waves import Calls, CallTime, Wave
 from ostinato.cli.output.tables import attributes, matrix
 from ostinato.lab.simulate.savings import Reuse, Workload, by_token
 from ostinato.lab.size.quantities import count, write_seconds
@@ -34,8 +34,8 @@ class Figures:
     no_cache: Wave
     cold: Wave
     warm: Wave
-    cold_call: FirstToken
-    warm_call: FirstToken
+    cold_call: CallTime
+    warm_call: CallTime
 
     @property
     def no_cache_seconds(self) -> float:

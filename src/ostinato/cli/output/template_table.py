@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ostinato.cli.output.tables import Field, Figure, table_of
 from ostinato.lab.size.quantities import count
-from ostinato.templates.report import Case, Cause, Loss, TemplateReport
+from ostinato.templates.report import Case, Cause, TemplateReport, TurnLoss
 
 _STATUS = {"appends": "only appends", "refused": "refused", "unused": "not in this template"}
 
@@ -58,7 +58,7 @@ def _rows(case: Case) -> list[tuple[str, str, str, str]]:
     ]  # fmt: skip
 
 
-def _place(loss: Loss) -> str:
+def _place(loss: TurnLoss) -> str:
     numbered = loss.at.endswith(("message", "result"))
     return f"{loss.at} ({loss.message + 1})" if numbered else loss.at
 

@@ -30,7 +30,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from ostinato.engine.loop.engine import Engine, logger
-from ostinato.engine.requests.caller import Owner
+from ostinato.engine.requests.caller import ProcessGuard
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.request_state import RequestState
 from ostinato.engine.requests.request_validation import PreparedRequest
@@ -104,7 +104,7 @@ class CommandQueue:
         reason: Why no command is accepted any more; None while they are.
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: ProcessGuard) -> None:
         self._owner = owner
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closing = threading.Lock()

@@ -25,7 +25,7 @@ from ostinato.engine.loop.engine import Engine
 from ostinato.engine.prompts.chat import RenderedChat
 from ostinato.engine.prompts.image_decoder import ImageDecoder
 from ostinato.engine.prompts.image_prompts import decode_prompt
-from ostinato.engine.prompts.text_tokenizer import PartlyTokenized
+from ostinato.engine.prompts.text_tokenizer import PartialText
 from ostinato.engine.requests.prompts import Prompt, TokenIds, parse_prompt
 from ostinato.engine.requests.request_validation import (
     PreparedRequest,
@@ -202,7 +202,7 @@ class TokenizerExecutor:
         assert turns is not None, "there is a tokenizer"
         written: list[Continuation] = []
 
-        def begin() -> PartlyTokenized:
+        def begin() -> PartialText:
             continuation = prompts.continued(
                 prompt_context, messages, chat_template, history, **settings
             )
@@ -251,7 +251,7 @@ class TokenizerExecutor:
     async def _tokenized(
         self,
         prompt_context: Prompt,
-        begin_text: Callable[[], PartlyTokenized],
+        begin_text: Callable[[], PartialText],
         max_tokens: int | None,
         use: Callable[[TokenizedText], AnswerT],
     ) -> AnswerT:
@@ -260,7 +260,7 @@ class TokenizerExecutor:
         assert texts is not None, "there is a tokenizer"
         engine.owner.check()
 
-        def begin() -> tuple[PartlyTokenized, AnswerT | None]:
+        def begin() -> tuple[PartialText, AnswerT | None]:
             partly = begin_text()
             is_long = self._is_long(partly.num_left)
             return partly, None if is_long else use(texts.finish(partly, max_tokens=max_tokens))

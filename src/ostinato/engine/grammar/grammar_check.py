@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ostinato.engine.grammar.grammar_worker import CPU_LIMIT_S, MEMORY_LIMIT_BYTES
-from ostinato.engine.worker_process import WorkerPool
+from ostinato.engine.worker_process import ProcessPool
 
 NUM_WORKERS = 2
 WORKER = (sys.executable, "-m", "ostinato.engine.grammar.grammar_worker")
@@ -18,7 +18,7 @@ class GrammarChecker:
     """Compiles grammars in worker processes, which ``command`` starts when they are needed."""
 
     def __init__(self, command: Sequence[str] = WORKER) -> None:
-        self._workers = WorkerPool(command, NUM_WORKERS)
+        self._workers = ProcessPool(command, NUM_WORKERS)
 
     def check(self, grammar: str) -> str:
         """Compile a grammar in a worker.

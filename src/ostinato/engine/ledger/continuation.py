@@ -38,7 +38,7 @@ from ostinato.engine.ledger.meaning import (
     reasoning_of,
 )
 from ostinato.engine.ledger.seal import TurnSeal
-from ostinato.engine.ledger.turns import Namespace, OpenTurn, TurnLedger, WrittenTurn
+from ostinato.engine.ledger.turns import OpenTurn, TurnLedger, TurnScope, WrittenTurn
 from ostinato.images.picture import Picture
 from ostinato.protocol.conversation import ASIDE
 
@@ -69,7 +69,7 @@ class Conversation:
         opens_turn: Whether the prompt ends with the beginning of an answer.
     """
 
-    namespace: Namespace
+    namespace: TurnScope
     root: bytes
     history: Sequence[Message]
     messages: Sequence[Message]

@@ -23,7 +23,7 @@ _OVERHEAD_BYTES = 768
 """Of the Python objects of a turn."""
 
 
-class Namespace(NamedTuple):
+class TurnScope(NamedTuple):
     """With whom turns are shared: one salt, and one model.
 
     Attributes:
@@ -90,7 +90,7 @@ class OpenTurn:
         is_void: Whether its tenant was erased meanwhile, so that it must not be noted.
     """
 
-    namespace: Namespace
+    namespace: TurnScope
     place: bytes
     opening: str
     context: "array[int]"
@@ -135,7 +135,7 @@ class LedgerCounts:
     ignored_seals: int = 0
 
 
-_Key = tuple[Namespace, bytes, bytes]
+_Key = tuple[TurnScope, bytes, bytes]
 """Namespace, place and number of a turn."""
 
 
@@ -144,7 +144,7 @@ class _Tenant:
     """One tenant's turns, used least recently first."""
 
     turns: "OrderedDict[_Key, WrittenTurn]" = field(default_factory=OrderedDict)
-    by_place: dict[tuple[Namespace, bytes], list[bytes]] = field(default_factory=dict)
+    by_place: dict[tuple[TurnScope, bytes], list[bytes]] = field(default_factory=dict)
     num_bytes: int = 0
 
 
@@ -182,7 +182,7 @@ class TurnLedger:
                 self.counts.evicted += 1
             return True
 
-    def at(self, namespace: Namespace, place: bytes) -> list[WrittenTurn]:
+    def at(self, namespace: TurnScope, place: bytes) -> list[WrittenTurn]:
         """Return the turns of a place, the newest first, and note that they were used."""
         with self._guard:
             tenant = self._tenants.get(tenant_of(namespace.salt))
@@ -239,7 +239,7 @@ class TurnLedger:
                 assert tenant.num_bytes == sum(t.num_bytes for t in tenant.turns.values())
                 assert all(tenant_of(key[0].salt) == name for key in tenant.turns)
 
-    def _insert(self, namespace: Namespace, place: bytes, turn: WrittenTurn, size: int) -> None:
+    def _insert(self, namespace: TurnScope, place: bytes, turn: WrittenTurn, size: int) -> None:
         name = tenant_of(namespace.salt)
         tenant = self._tenants.setdefault(name, _Tenant())
         numbers = tenant.by_place.setdefault((namespace, place), [])

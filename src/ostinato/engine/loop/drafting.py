@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ostinato.drafts.drafter import DraftCounts, Drafter
 from ostinato.drafts.tree_text import TreeText
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.engine.settings.setup import Setup
+from ostinato.engine.settings.setup import ModelSetup
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.scheduling.learned_prices import LearnedPrices
 
@@ -27,7 +27,7 @@ class Drafting:
         tree: The text of cached blocks; an observer of the cache.
     """
 
-    def __init__(self, config: EngineConfig, setup: Setup) -> None:
+    def __init__(self, config: EngineConfig, setup: ModelSetup) -> None:
         """Decide, and make the index of cached text."""
         self.why_not = why_no_drafts(config, setup)
         self.tree: TreeText | None = None
@@ -46,7 +46,7 @@ class Drafting:
         return DraftCounts() if self._drafter is None else self._drafter.counts
 
 
-def why_no_drafts(config: EngineConfig, setup: Setup) -> str:
+def why_no_drafts(config: EngineConfig, setup: ModelSetup) -> str:
     """Return why an engine computes one token per sequence and step; empty if it drafts."""
     sizes, runner = setup.sizes, setup.runner
     if config.drafts == "off":

@@ -26,13 +26,13 @@ from ostinato.engine.loop.audit import HitAudit
 from ostinato.engine.loop.drafting import Drafting
 from ostinato.engine.loop.idle_rebase import IdleRebase
 from ostinato.engine.loop.kv_events_publisher import publish_kv_events
-from ostinato.engine.loop.recorder import Recorder
+from ostinato.engine.loop.recorder import TraceRecorder
 from ostinato.engine.loop.request_factory import Identities, RequestFactory
 from ostinato.engine.prompts.image_encoder import ImageEncoder
 from ostinato.engine.prompts.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes
 from ostinato.engine.prompts.template_report import report_template
-from ostinato.engine.requests.caller import Owner
+from ostinato.engine.requests.caller import ProcessGuard
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.read_defaults import read_defaults
@@ -40,7 +40,7 @@ from ostinato.engine.requests.request_state import RequestState
 from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.engine.scoring.scorer import Scorer
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.engine.settings.setup import Setup, set_up
+from ostinato.engine.settings.setup import ModelSetup, set_up
 from ostinato.engine.tiers.open_tiers import open_tiers
 from ostinato.engine.tiers.stores import TierStores
 from ostinato.engine.tiers.tiered_cache import WAIT_S, TieredCache
@@ -97,7 +97,7 @@ class Engine:
             ModelError: The model cannot be served.
             ForkedProcess: The process was forked from one whose engine used several threads.
         """
-        self.owner = Owner()
+        self.owner = ProcessGuard()
         self.config = config
         setup = set_up(config)
         self.defaults = read_defaults(config, setup.loaded.path)
@@ -107,7 +107,7 @@ class Engine:
         if self.defaults.values:
             logger.info("%s samples by default with %s", self.loaded.name, self.defaults)
         self.runner, self.compute_path = setup.runner, setup.compute_path
-        self.recorder = Recorder(clock)
+        self.recorder = TraceRecorder(clock)
         self.adapters = Adapters(config, self.runner.adapters)
         stores, held = TierStores(config.block_size), HeldRequests()
         self.plugged = plug_in(
@@ -176,7 +176,7 @@ class Engine:
             self.tiers = TieredCache(opened, stores, held, *parts)
             self._clean_up_with(self.tiers.stop)
 
-    def _build_cache(self, setup: Setup, stores: TierStores) -> PrefixCache:
+    def _build_cache(self, setup: ModelSetup, stores: TierStores) -> PrefixCache:
         """Build the cache, with the observers that the settings need."""
         config, sizes = self.config, setup.sizes
         longest_blocks = -(-setup.scheduling.max_model_len // config.block_size)

@@ -36,7 +36,7 @@ from ostinato.core.ids import RequestId
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.core.request import IDLE_WORK, Request
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.engine.loop.recorder import Recorder
+from ostinato.engine.loop.recorder import TraceRecorder
 from ostinato.engine.requests.request_state import RequestState
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
@@ -156,7 +156,7 @@ class IdleRebase:
         scheduler: Scheduler,
         execute: Callable[[StepPlan], StepResult],
         row_bytes: int,
-        recorder: Recorder,
+        recorder: TraceRecorder,
         piece_tokens: int = PIECE_TOKENS,
     ) -> None:
         """Prepare nothing yet.

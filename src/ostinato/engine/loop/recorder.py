@@ -66,12 +66,12 @@ class _Live:
 
 
 def _never_raises(
-    method: "Callable[Concatenate[Recorder, P], None]",
-) -> "Callable[Concatenate[Recorder, P], None]":
+    method: "Callable[Concatenate[TraceRecorder, P], None]",
+) -> "Callable[Concatenate[TraceRecorder, P], None]":
     """Do nothing while no recording runs; end the recording if a method raises (rule 2)."""
 
     @wraps(method)
-    def guarded(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: "TraceRecorder", /, *args: P.args, **kwargs: P.kwargs) -> None:
         writer = self._writer
         if writer is None:
             return
@@ -85,7 +85,7 @@ def _never_raises(
     return guarded
 
 
-class Recorder:
+class TraceRecorder:
     """Writes a trace of one engine, or nothing while no recording runs."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -119,7 +119,7 @@ class Recorder:
         self._start_us = self._now_us = self.clock.freeze()
         names = self._names
         tenant_shares = {names.salt(t).encode(): share for t, share in cache.tenant_shares.items()}
-        header = trace.Header(
+        header = trace.TraceHeader(
             version=trace.VERSION,
             cache=replace(cache, tenant_shares=tenant_shares),
             start_us=self._start_us,

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
-from ostinato.traces.format import AnyEvent, Header, write_line
+from ostinato.traces.format import AnyEvent, TraceHeader, write_line
 
 logger = logging.getLogger("ostinato")
 
 MAX_PENDING_LINES = 100_000
 """Lines that may wait for the disk; more end the trace, as gaps would make it useless."""
 
-Line = Callable[[], Header | AnyEvent]
+Line = Callable[[], TraceHeader | AnyEvent]
 """Makes a line; called in the writer's thread, in the order of ``put``."""
 
 

@@ -32,8 +32,8 @@ from ostinato.engine.ledger.meaning import (
 )
 from ostinato.engine.ledger.reports import ReportBook
 from ostinato.engine.ledger.seal import TurnName, TurnSeal
-from ostinato.engine.ledger.turns import Namespace, OpenTurn, TurnLedger, WrittenTurn
-from ostinato.engine.prompts.text_tokenizer import PartlyTokenized, TextTokenizer
+from ostinato.engine.ledger.turns import OpenTurn, TurnLedger, TurnScope, WrittenTurn
+from ostinato.engine.prompts.text_tokenizer import PartialText, TextTokenizer
 from ostinato.engine.requests.prompts import Prompt, whole_characters
 from ostinato.engine.text.known_texts import TokenizedText
 from ostinato.protocol.conversation import ASIDE
@@ -284,7 +284,7 @@ class ChatTurns:
             return Continuation(render(messages, opens_turn))
         keep = prompt.keep_reasoning or self._keep_reasoning
         talk = Conversation(
-            Namespace(prompt.cache_salt.encode(), prompt.adapter),
+            TurnScope(prompt.cache_salt.encode(), prompt.adapter),
             root_of(template),
             with_image_digests(history, prompt.images) if prompt.images else history,
             messages,
@@ -296,7 +296,7 @@ class ChatTurns:
 
     def begin(
         self, continuation: Continuation, namespaces: Sequence[bytes]
-    ) -> tuple[PartlyTokenized, Continuation]:
+    ) -> tuple[PartialText, Continuation]:
         """Find what is known of a prompt, its written turns among it.
 
         Args:

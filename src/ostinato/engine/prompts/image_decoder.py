@@ -15,7 +15,7 @@ import numpy as np
 from ostinato.core.errors import RequestError
 from ostinato.engine.prompts.image_worker import ANSWER, CPU_LIMIT_S, DECODE, MEASURE, OK, QUESTION
 from ostinato.engine.requests.tenant_queue import TenantQueue
-from ostinato.engine.worker_process import WorkerPool
+from ostinato.engine.worker_process import ProcessPool
 from ostinato.images.picture import Picture, as_picture, measure
 
 WORKER = (sys.executable, "-m", "ostinato.engine.prompts.image_worker")
@@ -53,7 +53,7 @@ class ImageDecoder:
 
     def __init__(self, max_pixels: int, command: Sequence[str] = WORKER) -> None:
         self._max_pixels = max_pixels
-        self._workers = WorkerPool((*command, str(max_pixels)), NUM_WORKERS)
+        self._workers = ProcessPool((*command, str(max_pixels)), NUM_WORKERS)
         self._queue = TenantQueue("images", NUM_WORKERS)
 
     def of_tenant(self, cache_salt: str) -> ImageReader:

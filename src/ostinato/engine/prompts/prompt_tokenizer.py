@@ -12,7 +12,7 @@ from ostinato.engine.ledger.meaning import Message
 from ostinato.engine.prompts.chat import ChatTurns, WrittenAnswer, check_messages, render_checked
 from ostinato.engine.prompts.image_prompts import ImagePrompts
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes
-from ostinato.engine.prompts.text_tokenizer import PartlyTokenized, TextTokenizer
+from ostinato.engine.prompts.text_tokenizer import PartialText, TextTokenizer
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.request_state import RequestState
 from ostinato.engine.requests.request_validation import PreparedRequest, tokenize
@@ -90,7 +90,7 @@ class PromptTokenizer:
         partly, continuation = self.begin_chat(continuation, prompt)
         return self.turns.finished(continuation, self.texts.finish(partly)).prompt(prompt)
 
-    def begin_text(self, text: str, prompt: Prompt) -> PartlyTokenized:
+    def begin_text(self, text: str, prompt: Prompt) -> PartialText:
         """Find what is known of a text for the sender of a prompt; safe in any thread."""
         assert self.texts is not None, "there is a tokenizer"
         is_kept = self._keep_tokens and prompt.keep_tokens
@@ -129,7 +129,7 @@ class PromptTokenizer:
 
     def begin_chat(
         self, continuation: Continuation, prompt: Prompt
-    ) -> tuple[PartlyTokenized, Continuation]:
+    ) -> tuple[PartialText, Continuation]:
         """Find what is known of a conversation's prompt; as ``ChatTurns.begin``."""
         assert self.turns is not None, "conversations need a tokenizer"
         if prompt.images:

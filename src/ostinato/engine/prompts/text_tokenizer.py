@@ -131,7 +131,7 @@ def _usable_tokens(tokenizer: Any) -> dict[int, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class PartlyTokenized:
+class PartialText:
     """A text whose beginning is known."""
 
     text: bytes  # all of it, in UTF-8
@@ -163,7 +163,7 @@ class TextTokenizer:
 
     def begin(
         self, text: str, namespaces: Iterable[bytes], keep_tokens: bool = True
-    ) -> PartlyTokenized:
+    ) -> PartialText:
         """Find the longest known text that a text begins with.
 
         Args:
@@ -172,7 +172,7 @@ class TextTokenizer:
             keep_tokens: False uses none, and tokenizes the text as a whole.
         """
         data = text.encode()
-        best = PartlyTokenized(data, is_cut=keep_tokens)
+        best = PartialText(data, is_cut=keep_tokens)
         for namespace in namespaces if keep_tokens else ():
             for known, num_alike in self.known.nearest(namespace, data):
                 cut = self._cut(data, known, num_alike)
@@ -181,7 +181,7 @@ class TextTokenizer:
 
     def finish(
         self,
-        partly: PartlyTokenized,
+        partly: PartialText,
         tokenizer: PreTrainedTokenizerBase | None = None,
         max_tokens: int | None = None,
     ) -> TokenizedText:
@@ -234,20 +234,20 @@ class TextTokenizer:
         [rest] = _encode(self._tokenizer, [known.text[start:end]])
         return count + len(rest)
 
-    def _cut(self, text: bytes, known: TokenizedText, num_alike: int) -> PartlyTokenized:
+    def _cut(self, text: bytes, known: TokenizedText, num_alike: int) -> PartialText:
         """Return how much of a text can be taken from one with the same beginning."""
         places = known.boundaries.up_to(num_alike)
         end, count, width = 0, 0, 0
         if len(places.ends):
             end, count, width = places.ends[-1], places.counts[-1], places.widths[-1]
-        at_boundary = PartlyTokenized(text, known, end, count, width)
+        at_boundary = PartialText(text, known, end, count, width)
         if not known.answer.ends or known.answer.ends[-1] <= end:
             return at_boundary
         ahead = self.boundaries.before.finditer(text, end, num_alike + self._widest)
         ends = [match.start() for match in ahead if match.start() <= num_alike]
         return self._cut_answer(text, known, ends[-1]) or at_boundary if ends else at_boundary
 
-    def _cut_answer(self, text: bytes, known: TokenizedText, end: int) -> PartlyTokenized | None:
+    def _cut_answer(self, text: bytes, known: TokenizedText, end: int) -> PartialText | None:
         """Cut an answer where a special token ends it in another text; None if that is impossible.
 
         Within a token, as before a stop string, the rest of that token is tokenized again.
@@ -257,16 +257,16 @@ class TextTokenizer:
             return None
         count, part = places.counts[-1], text[places.ends[-1] : end]
         if not part:
-            return PartlyTokenized(text, known, end, count)
+            return PartialText(text, known, end, count)
         [tokens] = _encode(self._tokenizer, [part])
         if self.spell(array("I", tokens), known.tokens[max(0, count - 8) : count]).encode() != part:
             return None  # such as one that puts a space before each text
-        return PartlyTokenized(text, known, end, count, tokens_between=tuple(tokens))
+        return PartialText(text, known, end, count, tokens_between=tuple(tokens))
 
     def _append_rest(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        partly: PartlyTokenized,
+        partly: PartialText,
         tokens: "array[int]",
         boundaries: Places,
     ) -> None:

@@ -21,7 +21,7 @@ from ostinato.errors import ConcurrentCall, ForkedProcess
 _SPAWN = "start workers with multiprocessing.get_context('spawn') and make the engine in the worker"
 
 
-class Owner:
+class ProcessGuard:
     """The process that made an engine."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Owner:
 class CallGate:
     """Lets one call at a time into an engine; the next may come from another thread."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: ProcessGuard) -> None:
         self._owner = owner
         self._is_free = threading.Lock()
         self._call = ""

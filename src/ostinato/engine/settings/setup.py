@@ -52,7 +52,7 @@ class PoolSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ModelSetup:
     """A model that is ready to run."""
 
     loaded: LoadedModel
@@ -62,7 +62,7 @@ class Setup:
     scheduling: SchedulerConfig  # settings of the scheduler
 
 
-def set_up(config: EngineConfig) -> Setup:
+def set_up(config: EngineConfig) -> ModelSetup:
     """Load the model and size the pools.
 
     Raises:
@@ -121,7 +121,7 @@ def set_up(config: EngineConfig) -> Setup:
     compute_path = ComputePath.of(loaded, config.attention, case)
     gib = loaded.size.num_bytes / 2**30
     logger.info("%s computes in %s; weights take %.2f GiB", loaded.name, compute_path, gib)
-    return Setup(loaded, runner, compute_path, sizes, scheduling)
+    return ModelSetup(loaded, runner, compute_path, sizes, scheduling)
 
 
 def memory_share(config: EngineConfig) -> MemoryShare | None:

@@ -31,7 +31,7 @@ from ostinato.engine.tiers.load_note import LoadNote, Rate
 from ostinato.engine.tiers.look_up import LookUp, TierHit
 from ostinato.engine.tiers.open_tiers import OpenTiers
 from ostinato.engine.tiers.prefixes import NamespaceOf, first_tokens, prefix_of
-from ostinato.engine.tiers.reader import Load, Read, TierReader, pieces_of
+from ostinato.engine.tiers.reader import Read, TierLoad, TierReader, pieces_of
 from ostinato.hybrid.layer_group import to_load
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
@@ -78,7 +78,7 @@ class TierLoads:
         self._manager, self._groups = manager, opened.groups
         self._namespace_of = namespace_of
         self._size = manager.block_size
-        self._loads: dict[RequestId, Load] = {}
+        self._loads: dict[RequestId, TierLoad] = {}
         self._complete: list[tuple[BlockTable, int]] = []  # held until their requests are planned
         # Tokens that the pool had of preempted sequences when tiers were asked for what follows.
         self._returning: dict[tuple[SequenceId, int], int] = {}
@@ -113,7 +113,7 @@ class TierLoads:
             prefix_of(key, num_tokens, group, self._namespace_of) for group in self._groups.groups
         )
         look_up = LookUp(tuple(prefixes), num_tokens, known)
-        load = Load(sequence, look_up, time.monotonic(), self._leader(key, known))
+        load = TierLoad(sequence, look_up, time.monotonic(), self._leader(key, known))
         self._loads[load.name] = load
         self.held.add(load.name)
         if load.after is None:
@@ -171,7 +171,7 @@ class TierLoads:
         tables = [load.table for load in self._loads.values() if load.table is not None]
         return [block for table in tables for block in table.blocks]
 
-    def _end(self, loads: list[Load], seconds: float | None = None) -> None:
+    def _end(self, loads: list[TierLoad], seconds: float | None = None) -> None:
         for load in loads:
             load.stop()
         reads = [load.read for load in loads if load.read is not None]
@@ -191,7 +191,7 @@ class TierLoads:
         self.drain(seconds)
         self._reader.close(seconds)
 
-    def _leader(self, key: PrefixKey, known: int) -> Load | None:
+    def _leader(self, key: PrefixKey, known: int) -> TierLoad | None:
         """Find a load that will bring more of a sequence than the pool has."""
         for load in self._loads.values():
             common = load.sequence.key.num_common_tokens(key)
@@ -211,7 +211,7 @@ class TierLoads:
                 lambda: all(load.look_up.hit is not None for load in fresh), patience_s
             )
 
-    def _advance(self, load: Load, num_seats: int) -> bool:
+    def _advance(self, load: TierLoad, num_seats: int) -> bool:
         """Advance a load as far as possible now; returns whether it has ended."""
         if load.read is not None:
             if time.monotonic() > load.read.deadline + LATE_S:
@@ -231,7 +231,7 @@ class TierLoads:
         self.held.discard(load.name)  # there is no room: it is scheduled, and may load then
         return False
 
-    def _follow(self, load: Load) -> bool:
+    def _follow(self, load: TierLoad) -> bool:
         """Continue where the load that this one waited for has ended."""
         leader, load.after = load.after, None
         assert leader is not None
@@ -249,7 +249,7 @@ class TierLoads:
         self._reader.look_up(load.look_up)
         return False
 
-    def _is_worth_it(self, load: Load, hit: TierHit) -> bool:
+    def _is_worth_it(self, load: TierLoad, hit: TierHit) -> bool:
         """Whether loading is faster than computing, as far as known; notes it if not."""
         ahead = sum(piece.num_bytes for x in self._loads.values() for piece in x.pieces)
         load_s = self.reading.seconds_for(hit.num_bytes + ahead)
@@ -263,7 +263,7 @@ class TierLoads:
         load.note = LoadNote(hit.tier, start, hit.end, is_cheaper_to_compute=True)
         return False
 
-    def _allocate(self, load: Load, hit: TierHit) -> bool:
+    def _allocate(self, load: TierLoad, hit: TierHit) -> bool:
         """Allocate blocks and start to fill them; returns False if there is no room."""
         end, first = hit.end, load.look_up.first_token
         sequence = load.sequence
@@ -297,7 +297,7 @@ class TierLoads:
             return measured
         return max(FIRST_PATIENCE_S, num_tokens / self._estimated_tokens_per_s)
 
-    def _publish(self, load: Load) -> bool:
+    def _publish(self, load: TierLoad) -> bool:
         """Publish what was loaded; its blocks are held until its request is planned."""
         hit = load.look_up.hit
         assert load.table is not None and load.read is not None and hit is not None
@@ -311,7 +311,7 @@ class TierLoads:
         self._count(load, note, time.monotonic() - load.began_s)
         return True
 
-    def _note(self, load: Load, hit: TierHit, start: int) -> LoadNote:
+    def _note(self, load: TierLoad, hit: TierHit, start: int) -> LoadNote:
         """Return what was loaded: of full attention what is good, of windows and states all."""
         note = LoadNote(hit.tier, start, hit.end)
         bad = next((piece for piece in load.pieces if piece.fault is not None), None)
@@ -325,7 +325,7 @@ class TierLoads:
                 break
         return note
 
-    def _report(self, load: Load, note: LoadNote) -> None:
+    def _report(self, load: TierLoad, note: LoadNote) -> None:
         """Report to the listener what tiers have, and what turned out to be bad."""
         prefixes = zip(self._groups.groups, load.look_up.prefixes, strict=True)
         of_group = {group.name: prefix for group, prefix in prefixes}
@@ -340,7 +340,7 @@ class TierLoads:
                 bad = prefix.digests[start + piece.num_loaded : first + piece.ref.num_blocks]
                 self._listener.on_removed(piece.ref.tier, bad)
 
-    def _count(self, load: Load, note: LoadNote, seconds: float) -> None:
+    def _count(self, load: TierLoad, note: LoadNote, seconds: float) -> None:
         if note.fault is not None and not load.is_obsolete:
             self.num_faults[str(note.fault)] = self.num_faults.get(str(note.fault), 0) + 1
         self.load_seconds += seconds

@@ -64,13 +64,13 @@ class Read:
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class TierLoad:
     """The load of one request's prefix."""
 
     sequence: Sequence  # the request's
     look_up: LookUp  # its look-up in the tiers
     queued_s: float  # when that began, by ``time.monotonic()``
-    after: "Load | None" = None  # another request's load of the same prefix, which it waits for
+    after: "TierLoad | None" = None  # another request's load of the same prefix, which it waits for
     table: BlockTable | None = None  # blocks to be filled, once they are allocated
     read: Read | None = None  # fills them
     began_s: float = 0.0  # when that began

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ostinato.lab.lint.rewrites import common_order, with_messages, with_prompt, with_tail
-from ostinato.lab.log.logged_prompt import Block, Message, Tool
+from ostinato.lab.log.logged_prompt import Block, LoggedTool, Message
 from ostinato.lab.log.request_log import LoggedRequest
 
 MIN_LETTERS = 30
@@ -223,13 +223,13 @@ def sort_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
 
 def unite_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     """Send every tool that any request of the group has, in one order if they came in one."""
-    known: dict[str, Tool] = {}
+    known: dict[str, LoggedTool] = {}
     for request in requests:
         for tool in request.prompt.tools:
             known.setdefault(tool.name, tool)
     every = {name: known[name] for name in _places(requests)}
 
-    def united(tools: Sequence[Tool]) -> list[Tool]:
+    def united(tools: Sequence[LoggedTool]) -> list[LoggedTool]:
         by_name = {tool.name: tool for tool in tools}
         if list(by_name) == [name for name in every if name in by_name]:
             return [by_name.get(name, tool) for name, tool in every.items()]
@@ -241,7 +241,7 @@ def unite_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
 
 def settle_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     """Send each tool as first seen; its current text goes to the end of the last message."""
-    first: dict[str, Tool] = {}
+    first: dict[str, LoggedTool] = {}
     fixed = []
     for request in requests:
         tools = request.prompt.tools
@@ -257,5 +257,5 @@ def _places(requests: Sequence[LoggedRequest]) -> dict[str, int]:
     return {name: place for place, name in enumerate(common_order(list(lists)))}
 
 
-def _with_tools(request: LoggedRequest, tools: Sequence[Tool]) -> LoggedRequest:
+def _with_tools(request: LoggedRequest, tools: Sequence[LoggedTool]) -> LoggedRequest:
     return with_prompt(request, replace(request.prompt, tools=tuple(tools)))

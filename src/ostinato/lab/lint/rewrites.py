@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from ostinato.lab.lint.rules import VolatileRule
-from ostinato.lab.log.logged_prompt import Block, BlockKind, Message, Prompt
+from ostinato.lab.log.logged_prompt import Block, BlockKind, LoggedPrompt, Message
 from ostinato.lab.log.request_log import LoggedRequest
 
 Rewrite = Callable[[Sequence[LoggedRequest]], list[LoggedRequest]]
@@ -46,7 +46,7 @@ def with_messages(request: LoggedRequest, messages: Iterable[Message]) -> Logged
     return with_prompt(request, request.prompt.with_messages(tuple(messages)))
 
 
-def with_prompt(request: LoggedRequest, prompt: Prompt) -> LoggedRequest:
+def with_prompt(request: LoggedRequest, prompt: LoggedPrompt) -> LoggedRequest:
     """Return a request with another prompt; itself if the prompt is the same."""
     return request if prompt == request.prompt else replace(request, prompt=prompt)
 

@@ -96,7 +96,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class LoggedTool:
     """A tool that was offered.
 
     Attributes:
@@ -123,7 +123,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class LoggedPrompt:
     """What a request puts in front of the model.
 
     Attributes:
@@ -135,7 +135,7 @@ class Prompt:
     """
 
     messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[LoggedTool, ...] = ()
     settings: str = ""
     api: Api = "chat"
 
@@ -185,7 +185,7 @@ class Prompt:
             written["tools"] = [tool.as_template_input() for tool in self.tools]
         return written
 
-    def with_messages(self, messages: Sequence[Message]) -> "Prompt":
+    def with_messages(self, messages: Sequence[Message]) -> "LoggedPrompt":
         """Return it with other messages."""
         return replace(self, messages=tuple(messages))
 

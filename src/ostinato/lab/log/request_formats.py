@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ostinato.errors import BrokenTrace
-from ostinato.lab.log.logged_prompt import Block, Message, Prompt, Tool
+from ostinato.lab.log.logged_prompt import Block, LoggedPrompt, LoggedTool, Message
 from ostinato.lab.log.request_fields import IN_BLOCK, NOT_IN_PROMPT, OPAQUE_ITEMS, SETTINGS, Fields
 from ostinato.lab.log.request_parts import (
     digest_of,
@@ -30,7 +30,7 @@ def is_request(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("messages"), list) or "prompt" in value or is_input
 
 
-def read_prompts(body: Mapping[str, Any], ignored: Collection[str] = ()) -> list[Prompt]:
+def read_prompts(body: Mapping[str, Any], ignored: Collection[str] = ()) -> list[LoggedPrompt]:
     """Read what a request puts in front of the model; one prompt, but for lists of prompts.
 
     Args:
@@ -48,18 +48,18 @@ def read_prompts(body: Mapping[str, Any], ignored: Collection[str] = ()) -> list
     rest = {"model", "previous_response_id", *NOT_IN_PROMPT}
     if "messages" in body:
         messages, is_anthropic = _conversation(fields, body)
-        prompts = [Prompt(messages, tools, api="messages" if is_anthropic else "chat")]
+        prompts = [LoggedPrompt(messages, tools, api="messages" if is_anthropic else "chat")]
     elif "input" in body:
-        prompts = [Prompt(_response_input(fields), tools, api="responses")]
+        prompts = [LoggedPrompt(_response_input(fields), tools, api="responses")]
     else:
-        prompts = [Prompt((m,), tools, api="completions") for m in _raw(fields.pop("prompt"))]
+        prompts = [LoggedPrompt((m,), tools, api="completions") for m in _raw(fields.pop("prompt"))]
     settings = {name: fields.pop(name) for name in sorted(SETTINGS & body.keys())}
     if prompts[0].api == "messages" and _is_forced(choice):
         settings["tool_choice"] = choice
     settings = {k: v for k, v in settings.items() if v not in (None, {}, [], "", ["text"])}
     fields.finish(rest)
     text = to_json(settings) if settings else ""
-    return [Prompt(p.messages, p.tools, text, p.api) for p in prompts]
+    return [LoggedPrompt(p.messages, p.tools, text, p.api) for p in prompts]
 
 
 def read_reply(response: Any) -> tuple[Block, ...]:
@@ -192,13 +192,13 @@ def _raw(prompt: Any) -> list[Message]:
     return [Message("", (Block(p, t),), "prompt") for p, t in zip(paths, texts, strict=True)]
 
 
-def _tools(fields: Fields) -> tuple[Tool, ...]:
+def _tools(fields: Fields) -> tuple[LoggedTool, ...]:
     tools = []
     for name in ("tools", "functions"):
         for place, tool in enumerate(fields.take(name, list, [])):
             definition = Fields(tool, f"{name}[{place}]").rest()
             is_marked = definition.pop("cache_control", None) is not None
-            tools.append(Tool(to_json(definition), is_marked))
+            tools.append(LoggedTool(to_json(definition), is_marked))
     return tuple(tools)
 
 

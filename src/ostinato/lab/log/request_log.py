@@ -21,7 +21,7 @@ from ostinato.core.tokens import pack_tokens
 from ostinato.errors import BrokenTrace, TokenOutOfRange
 from ostinato.lab.log import request_envelope as envelope
 from ostinato.lab.log.lines import BrokenLine, ItemT, OnBroken, iter_lines
-from ostinato.lab.log.logged_prompt import Block, Message, Prompt
+from ostinato.lab.log.logged_prompt import Block, LoggedPrompt, Message
 from ostinato.lab.log.request_formats import read_prompts, read_reply
 from ostinato.lab.log.request_spans import records_of
 
@@ -52,7 +52,7 @@ class LoggedRequest:
     """
 
     line: int
-    prompt: Prompt
+    prompt: LoggedPrompt
     model: str = ""
     at_s: float | None = None
     tenant: str = ""

@@ -18,7 +18,7 @@ import numpy as np
 
 from ostinato.core.config import check_minimum
 from ostinato.core.errors import ConfigError
-from ostinato.lab.plan.replicas import RoutedResult, Routing, Work, replay_routed, work_of
+from ostinato.lab.plan.replicas import ReplicaWork, RoutedResult, Routing, replay_routed, work_of
 from ostinato.lab.replay.serial_replay import USUAL_POLICY, hit_tokens
 from ostinato.lab.traces.block_trace import BlockTrace, Numbers
 from ostinato.lab.work.cost_model import StepCost
@@ -33,7 +33,7 @@ ROUTINGS: tuple[Routing, Routing] = ("affinity", "round_robin")
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class HourlyRates:
     """Prices per hour, in one currency.
 
     Attributes:
@@ -56,7 +56,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ReplicaSetup:
     """A replica's hardware and settings.
 
     Attributes:
@@ -71,7 +71,7 @@ class Setup:
 
     cost: StepCost
     kv: KVGroups
-    prices: Prices
+    prices: HourlyRates
     num_gpus: int = 1
     own_bytes: int = 0
     utilisation: float = 0.7
@@ -93,7 +93,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class ReplicaFleet:
     """Replicas that serve a trace.
 
     Attributes:
@@ -126,12 +126,12 @@ class Option:
     """
 
     memory_bytes: int
-    affinity: Fleet
-    round_robin: Fleet
+    affinity: ReplicaFleet
+    round_robin: ReplicaFleet
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     """The curve, and the points on it.
 
     Attributes:
@@ -145,11 +145,11 @@ class Plan:
     """
 
     options: tuple[Option, ...]
-    without: Fleet
+    without: ReplicaFleet
     best: Option | None
     knee: Option
     seen_ratio: float
-    setup: Setup
+    setup: ReplicaSetup
 
     @property
     def ceiling(self) -> Option:
@@ -159,10 +159,10 @@ class Plan:
 
 def make_plan(
     trace: BlockTrace,
-    setup: Setup,
+    setup: ReplicaSetup,
     num_points: int = 8,
     progress: Callable[[int], None] | None = None,
-) -> Plan:
+) -> CapacityPlan:
     """Weigh memory against the machines that it saves.
 
     The largest size is the least at which no replica evicts anything of full attention, the
@@ -200,7 +200,7 @@ def make_plan(
     cheapest = min(options, key=lambda o: (o.affinity.money, -o.affinity.hit_ratio))
     best = cheapest if cheapest.affinity.money < planner.without.money else None
     seen = float(_seen_tokens(trace).sum()) / max(1, trace.total_input_tokens)
-    return Plan(tuple(options), planner.without, best, knee(options), seen, setup)
+    return CapacityPlan(tuple(options), planner.without, best, knee(options), seen, setup)
 
 
 def _memories(min_memory: int, max_memory: int, num_points: int, own_bytes: int) -> list[int]:
@@ -222,7 +222,7 @@ def _seen_tokens(trace: BlockTrace) -> Numbers:
 class _Tried:
     """A number of replicas that was tried, its result, and the number that the load then needs."""
 
-    fleet: Fleet
+    fleet: ReplicaFleet
     result: RoutedResult
     needed: int
 
@@ -230,7 +230,7 @@ class _Tried:
 class _Planner:
     """Finds how many replicas each size of memory needs."""
 
-    def __init__(self, trace: BlockTrace, setup: Setup) -> None:
+    def __init__(self, trace: BlockTrace, setup: ReplicaSetup) -> None:
         self._trace, self._setup = trace, setup
         self._work = work_of(trace, setup.cost)
         idle = np.zeros(len(trace), np.int64)
@@ -279,24 +279,24 @@ class _Planner:
         fleet = self._fleet(result, num_replicas, memory_bytes, work)
         return _Tried(fleet, result, self._needed(work.total_s))
 
-    def _work_behind(self, result: RoutedResult) -> Work:
+    def _work_behind(self, result: RoutedResult) -> ReplicaWork:
         inputs = self._trace.input_tokens.astype(np.float64)
         hits = result.hit_tokens.astype(np.float64)
-        return Work(self._setup.cost.prefill_s(inputs, hits), self._work.decode_s)
+        return ReplicaWork(self._setup.cost.prefill_s(inputs, hits), self._work.decode_s)
 
     def _needed(self, total_s: float) -> int:
         return max(1, ceil(total_s / (self._trace.duration_s * self._setup.utilisation)))
 
     def _fleet(
-        self, result: RoutedResult, num_replicas: int, memory_bytes: int, work: Work
-    ) -> Fleet:
+        self, result: RoutedResult, num_replicas: int, memory_bytes: int, work: ReplicaWork
+    ) -> ReplicaFleet:
         busy_s = np.bincount(
             result.replica, weights=work.prefill_s + work.decode_s, minlength=num_replicas
         )
         whole_s = float(self._work.prefill_s.sum())
         tokens = self._trace.total_input_tokens
         duration_s = self._trace.duration_s
-        return Fleet(
+        return ReplicaFleet(
             num_replicas,
             float(result.hit_tokens.sum()) / tokens if tokens else 0.0,
             1 - float(work.prefill_s.sum()) / whole_s if whole_s else 0.0,

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from ostinato.lab.plan.plan import GIB, Fleet, Option, Plan
+from ostinato.lab.plan.plan import GIB, CapacityPlan, Option, ReplicaFleet
 from ostinato.lab.size.quantities import count, write_bytes
 
 
-def in_words(plan: Plan, currency: str) -> Iterator[str]:
+def in_words(plan: CapacityPlan, currency: str) -> Iterator[str]:
     """Yield the advice, a sentence or two at a time."""
     best = plan.best
     if not plan.seen_ratio:
@@ -35,7 +35,7 @@ def money(amount: float) -> str:
     return f"{amount:,.0f}" if abs(amount) < 1_000_000 else f"{amount:.3g}"
 
 
-def _advice(best: Option, plan: Plan, currency: str) -> str:
+def _advice(best: Option, plan: CapacityPlan, currency: str) -> str:
     fleet, without = best.affinity, plan.without
     own = plan.setup.own_bytes
     where = ""
@@ -67,7 +67,7 @@ def _without_affinity(best: Option, currency: str) -> str:
     )
 
 
-def _knee(plan: Plan, currency: str) -> str:
+def _knee(plan: CapacityPlan, currency: str) -> str:
     """Describe the knee, beside the lowest bill."""
     bend, best = plan.knee, plan.best
     fleet = bend.affinity
@@ -79,7 +79,7 @@ def _knee(plan: Plan, currency: str) -> str:
     return f"{where}, with {side} memory than that: there {finds} per hour."
 
 
-def _ceiling(plan: Plan) -> str:
+def _ceiling(plan: CapacityPlan) -> str:
     """Describe the limit of hits."""
     best, seen = plan.ceiling.affinity, plan.seen_ratio
     size = write_bytes(plan.ceiling.memory_bytes)
@@ -102,25 +102,25 @@ def _ceiling(plan: Plan) -> str:
     )
 
 
-def _why_not(plan: Plan) -> str:
+def _why_not(plan: CapacityPlan) -> str:
     """Describe the price of memory below which it would pay."""
     pays = max((_break_even(option, plan) for option in plan.options), default=0.0)
     return f" (memory would pay below {pays:.2g} for a GiB and hour)" if pays > 0 else ""
 
 
-def _break_even(option: Option, plan: Plan) -> float:
+def _break_even(option: Option, plan: CapacityPlan) -> float:
     setup, fleet = plan.setup, option.affinity
     bought = max(0, option.memory_bytes - setup.own_bytes) * fleet.num_replicas / GIB
     saved = (plan.without.num_replicas - fleet.num_replicas) * setup.num_gpus * setup.prices.gpu
     return saved / bought if bought else 0.0
 
 
-def _serve(fleet: Fleet) -> str:
+def _serve(fleet: ReplicaFleet) -> str:
     verb = "serves" if fleet.num_replicas == 1 else "serve"
     return f"{count(fleet.num_replicas, 'replica')} {verb}"
 
 
-def _busiest(fleet: Fleet) -> str:
+def _busiest(fleet: ReplicaFleet) -> str:
     if fleet.num_replicas == 1:
         return ""
     return f", the busiest {fleet.busiest_share:.0%}"

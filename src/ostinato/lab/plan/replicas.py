@@ -35,7 +35,7 @@ _LOAD_WINDOW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ReplicaWork:
     """Seconds that each request of a trace takes on one replica.
 
     Attributes:
@@ -69,12 +69,12 @@ class RoutedResult:
     max_cached_blocks: int
 
 
-def work_of(trace: BlockTrace, cost: StepCost) -> Work:
+def work_of(trace: BlockTrace, cost: StepCost) -> ReplicaWork:
     """Return the work of a trace's requests without a cache."""
     inputs, outputs = (
         each.astype(np.float64) for each in (trace.input_tokens, trace.output_tokens)
     )
-    return Work(cost.prefill_s(inputs, np.zeros(len(trace))), cost.decode_s(inputs, outputs))
+    return ReplicaWork(cost.prefill_s(inputs, np.zeros(len(trace))), cost.decode_s(inputs, outputs))
 
 
 def replay_routed(
@@ -83,7 +83,7 @@ def replay_routed(
     num_replicas: int,
     routing: Routing,
     policy: PolicyName,
-    work: Work,
+    work: ReplicaWork,
 ) -> RoutedResult:
     """Serve a trace from several replicas, one request after another.
 
@@ -108,7 +108,7 @@ def replay_routed(
 class _PrefixRouter:
     """A router that remembers which replicas were sent which blocks, and balances their load."""
 
-    def __init__(self, trace: BlockTrace, caches: list[SerialCache], work: Work) -> None:
+    def __init__(self, trace: BlockTrace, caches: list[SerialCache], work: ReplicaWork) -> None:
         self._caches = caches
         self._sent_to = [0] * trace.num_distinct  # by block, the replicas that had it, as bits
         self._loads = [0.0] * len(caches)

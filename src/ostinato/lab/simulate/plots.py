@@ -22,7 +22,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from ostinato.lab.plan.plan import Option, Plan
+from ostinato.lab.plan.plan import CapacityPlan, Option
 from ostinato.lab.simulate.simulation import Simulation
 from ostinato.lab.simulate.timed_replay import TimedResult
 from ostinato.lab.size.quantities import write_bytes, write_count, write_seconds
@@ -128,7 +128,7 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
     return figure
 
 
-def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
+def plan_plot(plan: CapacityPlan, title: str, currency: str) -> Figure:
     """Plot hits and the bill against a replica's memory, with the points that matter."""
     figure, axes = _canvas(f"Hits and bill by memory: {title}")
     memory = [option.memory_bytes for option in plan.options]

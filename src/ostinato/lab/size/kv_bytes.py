@@ -55,7 +55,7 @@ _FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class LayerGroup:
+class KVLayerGroup:
     """Layers with equal KV.
 
     Attributes:
@@ -141,7 +141,7 @@ class KVBytes:
 
     model_type: str
     dtype: str
-    groups: tuple[LayerGroup, ...]
+    groups: tuple[KVLayerGroup, ...]
     notes: tuple[str, ...]
 
     @property
@@ -246,7 +246,7 @@ def _kv_dtype(config: Config, dtype: str, model_dtype: str) -> tuple[str, tuple[
     return name, (f"quantization_config.kv_cache_scheme keeps the KV in {name}.",)
 
 
-def _group(layer: Layer, num_layers: int, kv_dtype: str, state_bits: int) -> LayerGroup:
+def _group(layer: Layer, num_layers: int, kv_dtype: str, state_bits: int) -> KVLayerGroup:
     """Convert numbers of values to bytes."""
     expanded = layer.whole_heads_values
     bits = DTYPE_BITS[kv_dtype]
@@ -260,7 +260,7 @@ def _group(layer: Layer, num_layers: int, kv_dtype: str, state_bits: int) -> Lay
     if layer.state is not None:
         state_bytes = _bytes(layer.state.num_values, state_bits)
         state_bytes += layer.state.num_float32 * _FLOAT32_BYTES
-    return LayerGroup(
+    return KVLayerGroup(
         layer=layer,
         num_layers=num_layers,
         token_bytes=num_layers * kept,

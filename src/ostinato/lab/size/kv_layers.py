@@ -29,7 +29,7 @@ from ostinato.lab.size.kv_patterns import (
 from ostinato.lab.size.kv_states import State
 
 
-class Kind(StrEnum):
+class AttentionKind(StrEnum):
     """Kind of attention, with respect to KV."""
 
     MULTI_HEAD = "multi-head"
@@ -57,7 +57,7 @@ class Layer:
         state: What it keeps of the whole sequence.
     """
 
-    kind: Kind
+    kind: AttentionKind
     values_per_token: int = 0
     num_kv_heads: int = 0
     num_heads: int = 0
@@ -137,9 +137,9 @@ def _per_layer(config: ConfigReader, num_layers: int) -> dict[int, Config]:
 def _layer(family: Family, config: ConfigReader, layer_type: str) -> Layer:
     """Size one layer."""
     if layer_type == NONE:
-        return Layer(Kind.NONE)
+        return Layer(AttentionKind.NONE)
     if layer_type in (LINEAR, CONV):
-        return Layer(Kind.STATE, state=_state(family, config, layer_type))
+        return Layer(AttentionKind.STATE, state=_state(family, config, layer_type))
     if layer_type not in _WINDOW_KEYS:
         raise UnsupportedModel(
             f"{config.key('layer_types')} has {layer_type!r}: the KV of such a layer is "
@@ -163,9 +163,9 @@ def _heads(family: Family, config: ConfigReader) -> Layer:
             f"{config.key('num_key_value_heads')}={num_kv_heads}"
         )
     head_dim = config.optional("head_dim") or _divided(config, num_heads)
-    kind = Kind.MULTI_HEAD if num_kv_heads == num_heads else Kind.GROUPED_QUERY
+    kind = AttentionKind.MULTI_HEAD if num_kv_heads == num_heads else AttentionKind.GROUPED_QUERY
     if num_kv_heads == 1 < num_heads:
-        kind = Kind.MULTI_QUERY
+        kind = AttentionKind.MULTI_QUERY
     return Layer(kind, 2 * num_kv_heads * head_dim, num_kv_heads, num_heads, head_dim)
 
 
@@ -193,7 +193,7 @@ def _latent(config: ConfigReader) -> Layer:
         v_head_dim = config.optional("v_head_dim") or _divided(config, num_heads)
         whole = num_heads * (nope + rope + v_head_dim) + indexer
     return Layer(
-        Kind.LATENT,
+        AttentionKind.LATENT,
         latent + indexer,
         num_heads=num_heads,
         head_dim=latent,
@@ -233,7 +233,7 @@ def _without_shared(layers: list[Layer], types: tuple[str, ...], config: ConfigR
             f"num_kv_shared_layers={num_shared}: of {len(layers)} layers, those before the last "
             f"{num_shared} must keep KV for every layer type that shares it"
         )
-    layers[first:] = [Layer(Kind.SHARED)] * num_shared
+    layers[first:] = [Layer(AttentionKind.SHARED)] * num_shared
 
 
 _WINDOW_KEYS: Mapping[str, str | None] = {

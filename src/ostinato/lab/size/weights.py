@@ -24,7 +24,7 @@ from pathlib import Path
 from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.size.kv_config import Config, ConfigReader, language_part
 from ostinato.lab.size.kv_families import family_of
-from ostinato.lab.size.kv_layers import Kind, Layer, layer_plan
+from ostinato.lab.size.kv_layers import AttentionKind, Layer, layer_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,9 @@ def count_weights(config: Config) -> Weights:
     """
     plan, (_, reader) = layer_plan(config), family_of(language_part(config))
     family = reader.model_type.removesuffix("_text")
-    if family in _UNKNOWN or any(layer.state or layer.kind is Kind.SHARED for layer in plan.layers):
+    if family in _UNKNOWN or any(
+        layer.state or layer.kind is AttentionKind.SHARED for layer in plan.layers
+    ):
         raise UnsupportedModel(
             f"model_type={reader.model_type!r}: the matrices of its layers are not known, so its "
             "speed cannot be derived; give --prefill-rate and --step-ms, or --measure"
@@ -116,9 +118,9 @@ def count_weights(config: Config) -> Weights:
 
 def _attention(config: ConfigReader, layer: Layer, hidden: int) -> int:
     """Count the matrices of one attention layer."""
-    if layer.kind is Kind.NONE:
+    if layer.kind is AttentionKind.NONE:
         return 0
-    if layer.kind is Kind.LATENT:
+    if layer.kind is AttentionKind.LATENT:
         return _latent_attention(config, hidden)
     query = layer.num_heads * layer.head_dim
     return 2 * hidden * query + 2 * hidden * layer.num_kv_heads * layer.head_dim

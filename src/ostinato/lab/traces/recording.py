@@ -5,7 +5,15 @@ from pathlib import Path
 
 from ostinato.errors import BrokenTrace
 from ostinato.lab.log.lines import BrokenLine, OnBroken, iter_lines
-from ostinato.traces.format import Added, AnyEvent, Ended, Header, Stopped, read_event, read_header
+from ostinato.traces.format import (
+    Added,
+    AnyEvent,
+    Ended,
+    Stopped,
+    TraceHeader,
+    read_event,
+    read_header,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +28,7 @@ class Recording:
     """
 
     name: str
-    header: Header
+    header: TraceHeader
     events: tuple[AnyEvent, ...]
     broken: tuple[BrokenLine, ...] = ()
 
@@ -48,7 +56,7 @@ def read_recording(path: str | Path, on_broken: OnBroken = "refuse") -> Recordin
         BrokenTrace: It is not a recording, or a line is invalid and not to be skipped.
     """
     path = Path(path)
-    headers, broken = list[Header](), list[BrokenLine]()
+    headers, broken = list[TraceHeader](), list[BrokenLine]()
 
     def parse(_number: int, line: bytes) -> AnyEvent | None:
         if not headers:

@@ -20,7 +20,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.lab.size.kv_bytes import DTYPE_BITS, KVBytes, known_dtype, kv_bytes
 from ostinato.lab.size.kv_config import Config, language_part
 from ostinato.lab.size.kv_families import family_of
-from ostinato.lab.size.kv_layers import Kind, Layer
+from ostinato.lab.size.kv_layers import AttentionKind, Layer
 from ostinato.lab.size.weights import Weights, count_weights
 from ostinato.lab.work.cost_model import PerRequest
 
@@ -241,7 +241,7 @@ def _bits_of_groups(settings: Mapping[str, Any], otherwise: float) -> float:
 
 def _pair_flops(config: Config, layer: Layer) -> float:
     """Return the FLOP of one query and one key in one layer: a product with K, one with V."""
-    if layer.kind is not Kind.LATENT:
+    if layer.kind is not AttentionKind.LATENT:
         return 4.0 * layer.num_heads * layer.head_dim
     part = language_part(config)  # prefill expands the latents: heads of nope + rope and of v
     sizes = [part.get(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]

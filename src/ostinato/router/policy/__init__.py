@@ -32,10 +32,18 @@ from ostinato.router.policy.decision import (
     WorkerState,
     WorkerStatus,
 )
-from ostinato.router.policy.load import Prices
+from ostinato.router.policy.load import WorkerPrices
 from ostinato.router.policy.router import POLICIES, Router, RouterConfig
 
 __all__ = [
-    "POLICIES", "Candidate", "Decision", "Prices", "Resync", "RouteRequest", "Router",
-    "RouterConfig", "WorkerState", "WorkerStatus",
+    "POLICIES",
+    "Candidate",
+    "Decision",
+    "Resync",
+    "RouteRequest",
+    "Router",
+    "RouterConfig",
+    "WorkerPrices",
+    "WorkerState",
+    "WorkerStatus",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ from math import exp, sqrt
 from statistics import fmean
 
 from ostinato.router.policy.decision import Candidate, RouteRequest
-from ostinato.router.policy.policies import Choice, Fleet
+from ostinato.router.policy.policies import Candidates, Choice
 
 GIVEN_UP = 0.02
 """Share of possible hits that may be computed again elsewhere. With it, the hits of a fleet stay
@@ -65,7 +65,7 @@ class CacheState:
         self._mean_wait = 0.0
         self._num_choices = 0
 
-    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+    def choose(self, request: RouteRequest, fleet: Candidates) -> Choice:
         """Return the candidate with the lowest score; among equals, the least recent work."""
         excess, candidates = self._excess(fleet), fleet.candidates
         work = [each.work + more for each, more in zip(candidates, excess, strict=True)]
@@ -92,13 +92,13 @@ class CacheState:
             mean * exp(bend / mean) + wait - bend for wait, bend in zip(waits, bends, strict=True)
         ]
 
-    def _excess(self, fleet: Fleet) -> list[float]:
+    def _excess(self, fleet: Candidates) -> list[float]:
         """Return each worker's recent work above the mean, and above what chance explains."""
         mean = fmean(load.recent_tokens for load in fleet.loads)
         chance = 2 * sqrt(fmean(load.recent_variance for load in fleet.loads))
         return [max(0.0, load.recent_tokens - mean - chance) for load in fleet.loads]
 
-    def _learn(self, request: RouteRequest, fleet: Fleet, chosen: Candidate) -> None:
+    def _learn(self, request: RouteRequest, fleet: Candidates, chosen: Candidate) -> None:
         """Update the means, and move the price towards the one that keeps the budget."""
         self._num_choices += 1
         min_tokens = min(each.tokens_to_compute for each in fleet.candidates)

@@ -25,7 +25,7 @@ from ostinato.router.policy.events import (
     Stored,
     UnusableEvents,
 )
-from ostinato.router.policy.prefix_tree import NUM_TIERS, Namespace, Node, PrefixTree, block_names
+from ostinato.router.policy.prefix_tree import NUM_TIERS, Node, PrefixTree, SharingKey, block_names
 
 WAITING_BATCHES = 4096
 """Batches kept after a gap; with more, a replay is unlikely to fill it."""
@@ -277,7 +277,7 @@ class EventFeed:
     def _parent(self, event: Stored) -> Node | None:
         """Return the parent node; None if it is known to be missing."""
         if event.parent is None:
-            return self._tree.root(Namespace(event.adapter, event.salt, False, event.block_size))
+            return self._tree.root(SharingKey(event.adapter, event.salt, False, event.block_size))
         node = self._blocks.get((event.group, event.parent))
         if node is not None and node.is_live:
             return node

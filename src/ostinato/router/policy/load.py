@@ -1,6 +1,6 @@
 """Load of a worker: assigned and unfinished work, and recent work.
 
-All figures are in tokens to compute; ``Prices`` says what they cost at a worker. Blocks of a
+All figures are in tokens to compute; ``WorkerPrices`` says what they cost at a worker. Blocks of a
 prompt that the worker's events report are done, so the progress of a long prompt is known. A
 session is idle between its turns, but it returns: *recent* work decays over the measured time that
 sessions take to return, so that a worker does not look idle because its agents think.
@@ -22,7 +22,7 @@ LONGER_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class WorkerPrices:
     """What a worker publishes of its steps.
 
     Attributes:
@@ -89,7 +89,7 @@ class ReturnTimes:
 
 
 @dataclass(slots=True)
-class Load:
+class WorkerLoad:
     """Load of one worker.
 
     Attributes:

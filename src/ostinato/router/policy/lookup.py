@@ -8,7 +8,7 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.observe.events import salt_name
 from ostinato.router.policy.decision import RouteRequest
 from ostinato.router.policy.load import Assigned
-from ostinato.router.policy.prefix_tree import Namespace, Node, PrefixTree, block_names
+from ostinato.router.policy.prefix_tree import Node, PrefixTree, SharingKey, block_names
 
 LOAD_COST = (0.0, 0.2, 0.6)
 """Cost of loading a token relative to computing it: from the device, the host, or slower."""
@@ -164,9 +164,9 @@ def expect(
     tree.shrink()
 
 
-def _namespace(request: RouteRequest, block_size: int) -> Namespace:
+def _namespace(request: RouteRequest, block_size: int) -> SharingKey:
     salt = salt_name(request.salt.encode()) if request.salt else ""
-    return Namespace(request.adapter, salt, request.characters, block_size)
+    return SharingKey(request.adapter, salt, request.characters, block_size)
 
 
 def _names(request: RouteRequest, block_size: int) -> Steps[Sequence[bytes]]:

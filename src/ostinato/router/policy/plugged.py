@@ -13,12 +13,12 @@ from typing import Any
 
 from ostinato.core.errors import ConfigError
 from ostinato.plugins.child import pass_contract
-from ostinato.plugins.faults import Faults
+from ostinato.plugins.faults import FaultCounter
 from ostinato.plugins.loading import is_plugin, load_plugin
 from ostinato.router.policy.cache_state import CacheState
 from ostinato.router.policy.decision import Candidate, RouteRequest, WorkerState
-from ostinato.router.policy.load import Load
-from ostinato.router.policy.policies import Choice, Fleet, Policy
+from ostinato.router.policy.load import WorkerLoad
+from ostinato.router.policy.policies import Candidates, Choice, Policy
 
 
 @dataclass(slots=True)
@@ -54,10 +54,10 @@ class PluggedPolicy:
         self._chooser = cls()
         self._reason: Any = getattr(sys.modules.get(cls.__module__), "reason", None)
         self._default = CacheState()
-        self.faults = Faults(value)
+        self.faults = FaultCounter(value)
         self._num_requests = self._num_tokens = self._num_hits = self._num_built_in_hits = 0
 
-    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+    def choose(self, request: RouteRequest, fleet: Candidates) -> Choice:
         """Return the worker that the class chooses."""
         place = self._place(request, fleet)
         beside = self._default.choose(request, fleet).place
@@ -81,7 +81,7 @@ class PluggedPolicy:
             "faults": self.faults.num_faults,
         }
 
-    def _why(self, request: RouteRequest, fleet: Fleet, place: int) -> str:
+    def _why(self, request: RouteRequest, fleet: Candidates, place: int) -> str:
         """Return what the file's function ``reason`` says, if it has one."""
         otherwise = f"{self.name} chose it"
         if self._reason is None:
@@ -89,7 +89,7 @@ class PluggedPolicy:
         view, num_tokens = views_of(fleet)[place], len(request.tokens)
         return self.faults.call("reason", lambda: str(self._reason(num_tokens, view)), otherwise)
 
-    def _place(self, request: RouteRequest, fleet: Fleet) -> int:
+    def _place(self, request: RouteRequest, fleet: Candidates) -> int:
         """Return the class's answer, or the least loaded worker if it is none."""
         views, num_tokens = views_of(fleet), len(request.tokens)
         place: object = self.faults.call(
@@ -102,7 +102,7 @@ class PluggedPolicy:
         return fleet.least_loaded()
 
 
-def views_of(fleet: Fleet) -> list[WorkerView]:
+def views_of(fleet: Candidates) -> list[WorkerView]:
     """Return what a small policy sees of each worker."""
     return [
         WorkerView(
@@ -158,16 +158,16 @@ def failure_of(value: str) -> str:
     return ""
 
 
-def _fleet(states: Sequence[tuple[int, int, int]]) -> Fleet:
+def _fleet(states: Sequence[tuple[int, int, int]]) -> Candidates:
     """Return workers with the given numbers of tokens cached, expected and queued."""
-    candidates, loads = list[Candidate](), list[Load]()
+    candidates, loads = list[Candidate](), list[WorkerLoad]()
     for number, (cached, expected, queued) in enumerate(states):
         left = max(1, 100 - cached - expected)
         name = f"worker {number}"
         cost = left, queued, float(left), float(queued)
         candidates.append(Candidate(name, WorkerState.EXACT, cached, expected, *cost))
-        loads.append(Load(queued, recent_tokens=float(queued)))
-    return Fleet(candidates, loads)
+        loads.append(WorkerLoad(queued, recent_tokens=float(queued)))
+    return Candidates(candidates, loads)
 
 
 def _shown(views: Sequence[WorkerView]) -> str:

@@ -13,7 +13,7 @@ from math import ceil
 from typing import Protocol
 
 from ostinato.router.policy.decision import Candidate, RouteRequest
-from ostinato.router.policy.load import MAX_SESSIONS, Load
+from ostinato.router.policy.load import MAX_SESSIONS, WorkerLoad
 
 LOAD_FACTOR = 1.25
 """Ratio to the mean number of requests, above which a worker gets no more by affinity."""
@@ -23,7 +23,7 @@ PREFIX_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class Candidates:
     """What a policy chooses from.
 
     Attributes:
@@ -32,7 +32,7 @@ class Fleet:
     """
 
     candidates: Sequence[Candidate]
-    loads: Sequence[Load]
+    loads: Sequence[WorkerLoad]
 
     @property
     def max_running(self) -> int:
@@ -74,7 +74,7 @@ class Choice:
 class Policy(Protocol):
     """Chooses a worker."""
 
-    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+    def choose(self, request: RouteRequest, fleet: Candidates) -> Choice:
         """Return the candidate for a request."""
 
 
@@ -84,7 +84,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = -1
 
-    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+    def choose(self, request: RouteRequest, fleet: Candidates) -> Choice:
         """Return the next."""
         self._turn += 1
         return Choice(self._turn % len(fleet.candidates), "the next in turn")
@@ -93,7 +93,7 @@ class RoundRobin:
 class LeastLoaded:
     """The worker with the least to do."""
 
-    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+    def choose(self, request: RouteRequest, fleet: Candidates) -> Choice:
         """Return the least loaded."""
         return Choice(fleet.least_loaded(), "it has the least to do")
 
@@ -106,7 +106,7 @@ class PrefixHash:
     Source: consistent hashing with bounded loads, arXiv 1608.01350.
     """
 
-    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+    def choose(self, request: RouteRequest, fleet: Candidates) -> Choice:
         """Return the first in the prefix's order that has room."""
         prefix = array("I", request.tokens[:PREFIX_TOKENS]).tobytes()
         identity = f"{len(request.adapter)}:{request.adapter}{request.salt}\0".encode()
@@ -124,7 +124,7 @@ class SessionAffinity:
         self._workers: OrderedDict[str, str] = OrderedDict()
         self._without_session = PrefixHash()
 
-    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+    def choose(self, request: RouteRequest, fleet: Candidates) -> Choice:
         """Return the session's worker; without a session, as ``prefix_hash`` does."""
         if not request.session:
             return self._without_session.choose(request, fleet)
@@ -144,6 +144,6 @@ class SessionAffinity:
         return choice
 
 
-def _rank(key: bytes, fleet: Fleet, place: int) -> bytes:
+def _rank(key: bytes, fleet: Candidates, place: int) -> bytes:
     name = fleet.candidates[place].worker.encode()
     return hashlib.blake2b(name, key=key, digest_size=8).digest()

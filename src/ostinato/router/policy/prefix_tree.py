@@ -23,7 +23,7 @@ NUM_TIERS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Namespace:
+class SharingKey:
     """What two prefixes must have in common to share blocks.
 
     Attributes:
@@ -92,11 +92,11 @@ class PrefixTree:
         """Number of nodes."""
         return len(self._nodes)
 
-    def root(self, namespace: Namespace) -> Node:
+    def root(self, namespace: SharingKey) -> Node:
         """Return the root of a namespace; creates it if there is none."""
         return self.child(self._top, namespace)
 
-    def find_root(self, namespace: Namespace) -> Node | None:
+    def find_root(self, namespace: SharingKey) -> Node | None:
         """Return the root of a namespace; None if there is none."""
         return self._nodes.get((id(self._top), namespace))
 

@@ -24,7 +24,7 @@ from ostinato.router.policy.decision import (
 )
 from ostinato.router.policy.event_feed import EventFeed
 from ostinato.router.policy.events import EventBatch
-from ostinato.router.policy.load import Assigned, Prices, ReturnTimes
+from ostinato.router.policy.load import Assigned, ReturnTimes, WorkerPrices
 from ostinato.router.policy.lookup import Steps, WorkerPrefix, exhaust, expect, look_up
 from ostinato.router.policy.plugged import make_policy
 from ostinato.router.policy.prefix_tree import PrefixTree
@@ -112,7 +112,7 @@ class Router:
         worker.announced_size = block_size or worker.announced_size
         worker.feed.sends_events |= sends_events
 
-    def set_prices(self, name: str, prices: Prices | None) -> None:
+    def set_prices(self, name: str, prices: WorkerPrices | None) -> None:
         """Set what a worker publishes of its steps; None if it publishes nothing."""
         self._workers[name].prices = prices
 
@@ -181,7 +181,9 @@ class Router:
         options = yield from self._look_up(request, now, exclude)
         if not options:
             return None
-        fleet = policies.Fleet([x.candidate for x in options], [x.worker.load for x in options])
+        fleet = policies.Candidates(
+            [x.candidate for x in options], [x.worker.load for x in options]
+        )
         choice = self.policy.choose(request, fleet)
         decision, work = self._assign(request, now, options, choice)
         try:

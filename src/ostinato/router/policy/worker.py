@@ -13,7 +13,7 @@ from ostinato.router.policy.decision import (
 )
 from ostinato.router.policy.event_feed import EventFeed
 from ostinato.router.policy.evidence import Evidence
-from ostinato.router.policy.load import Assigned, Load, Prices
+from ostinato.router.policy.load import Assigned, WorkerLoad, WorkerPrices
 from ostinato.router.policy.lookup import WorkerPrefix
 
 _SILENT = "silent for {:g} s after a request that stored blocks"
@@ -51,8 +51,8 @@ class Worker:
     feed: EventFeed
     announced_size: int
     is_draining: bool = False
-    load: Load = field(default_factory=Load)
-    prices: Prices | None = None
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    prices: WorkerPrices | None = None
     evidence: Evidence = field(default_factory=Evidence)
     trial: str = ""
     events_due_since: float | None = None

@@ -25,7 +25,7 @@ from ostinato.router.process.metrics import FleetMetrics
 from ostinato.router.process.proxy import Proxy
 from ostinato.router.process.public_prefixes import FleetPrefixes
 from ostinato.router.process.tokenizer import LocalTokenizer
-from ostinato.router.process.tokens import PromptTokens
+from ostinato.router.process.tokens import RoutingTokenizer
 from ostinato.router.process.worker_pool import WorkerPool
 from ostinato.server.access.callers import AnyCaller, KeyedCallers
 from ostinato.server.config import is_loopback_address
@@ -78,7 +78,9 @@ class FleetApp:
         self._session = _make_session(config)
         self.fleet = WorkerPool(config, self._session)
         self._metrics = FleetMetrics(self.fleet)
-        self._tokens = PromptTokens(self.fleet.workers, tokenizer, limit, self._metrics.tokenized)
+        self._tokens = RoutingTokenizer(
+            self.fleet.workers, tokenizer, limit, self._metrics.tokenized
+        )
         decisions = DecisionLog()
         self.admission = Admission(config, self._callers)
         prefixes = FleetPrefixes(self.fleet, self._tokens)

@@ -45,7 +45,7 @@ class Endpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class WorkerSnapshot:
     """Everything that a worker had cached at one moment.
 
     Attributes:
@@ -57,7 +57,7 @@ class Snapshot:
     payload: bytes
 
 
-FetchSnapshot = Callable[[], Awaitable[Snapshot | None]]
+FetchSnapshot = Callable[[], Awaitable[WorkerSnapshot | None]]
 
 
 class KVFeed:

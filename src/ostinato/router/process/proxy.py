@@ -35,7 +35,7 @@ from ostinato.router.process.headers import (
 from ostinato.router.process.metrics import FleetMetrics
 from ostinato.router.process.public_prefixes import FleetPrefixes
 from ostinato.router.process.routing_fields import RoutingFields
-from ostinato.router.process.tokens import PromptTokens
+from ostinato.router.process.tokens import RoutingTokenizer
 from ostinato.router.process.usage_sniffer import UsageSniffer
 from ostinato.router.process.worker import Worker
 from ostinato.router.process.worker_pool import ResponseOwner, WorkerPool
@@ -96,7 +96,7 @@ class Proxy:
         self,
         fleet: WorkerPool,
         admission: Admission,
-        tokens: PromptTokens,
+        tokens: RoutingTokenizer,
         decisions: DecisionLog,
         metrics: FleetMetrics,
         prefixes: FleetPrefixes,

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from ostinato.engine.prompts.public_prefixes import ALL_PUBLIC
 from ostinato.router.policy import RouteRequest
-from ostinato.router.process.tokens import PromptTokens
+from ostinato.router.process.tokens import RoutingTokenizer
 from ostinato.router.process.worker import Worker
 from ostinato.router.process.worker_pool import WorkerPool
 from ostinato.server.errors import ApiError
@@ -25,7 +25,7 @@ _MAX_PREFIXES = 1000
 class FleetPrefixes:
     """The public prefixes of a fleet, by name; ``Worker.public_prefixes`` says who has them."""
 
-    def __init__(self, fleet: WorkerPool, tokens: PromptTokens) -> None:
+    def __init__(self, fleet: WorkerPool, tokens: RoutingTokenizer) -> None:
         self._fleet = fleet
         self._tokens = tokens
         self._published: dict[str, array[int]] = {}  # tokens, empty if unknown

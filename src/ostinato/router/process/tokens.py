@@ -37,7 +37,7 @@ _LONG_PROMPT_CHARACTERS = 262_144
 """Prompts of this length or more are also read and rendered apart from others."""
 
 
-class PromptTokens:
+class RoutingTokenizer:
     """Turns prompts into the tokens that the router compares.
 
     Tenants take turns, and long texts have a thread of their own, so that short prompts of other

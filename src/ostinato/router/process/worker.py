@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from ostinato.router.policy import Prices
+from ostinato.router.policy import WorkerPrices
 from ostinato.router.process.config import WorkerSpec
-from ostinato.router.process.kv_feed import Endpoints, KVFeed, Snapshot
+from ostinato.router.process.kv_feed import Endpoints, KVFeed, WorkerSnapshot
 
 logger = logging.getLogger("ostinato")
 
@@ -179,7 +179,7 @@ class Worker:
         replay = self._at_host(content.get("replay_endpoint"))
         return None if events is None else Endpoints(events, replay, str(content.get("topic", "")))
 
-    async def snapshot(self) -> Snapshot | None:
+    async def snapshot(self) -> WorkerSnapshot | None:
         """Fetch a snapshot of its cache; None if it is no Ostinato, or fails."""
         try:
             if self.spec.events is not None and not self.is_ours:
@@ -191,13 +191,15 @@ class Worker:
                 "GET", path, timeout_s=timeout_s, max_bytes=_MAX_SNAPSHOT_BYTES
             )
             return (
-                Snapshot(int(headers["x-kv-events-sequence"]), payload) if status == 200 else None
+                WorkerSnapshot(int(headers["x-kv-events-sequence"]), payload)
+                if status == 200
+                else None
             )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
             logger.warning("worker %s: no snapshot: %r", self.name, error)
             return None
 
-    async def prices(self) -> Prices | None:
+    async def prices(self) -> WorkerPrices | None:
         """Return the prices of its steps; None if it publishes none."""
         if not self.has_prices:
             return None
@@ -337,7 +339,7 @@ def _tokens_in(answer: bytes) -> "array[int] | None":
     return array("I", tokens) if isinstance(tokens, list) else None
 
 
-def prices_in(content: Any) -> Prices | None:
+def prices_in(content: Any) -> WorkerPrices | None:
     """Return the prices in an answer of ``/admin/steps``; None if they cannot be.
 
     Raises:
@@ -349,7 +351,7 @@ def prices_in(content: Any) -> Prices | None:
     token_s, pair_s = float(prices["token_s"]), float(prices["pair_s"])
     if not (0 < token_s < inf and 0 <= pair_s < inf):
         return None
-    return Prices(token_s, pair_s, content["order"] == "shortest_first")
+    return WorkerPrices(token_s, pair_s, content["order"] == "shortest_first")
 
 
 def _short(error: Exception) -> str:

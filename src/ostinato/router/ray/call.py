@@ -1,7 +1,7 @@
 """An HTTP request between the two deployments, and its progress.
 
 A call is created in the ingress, routed in the same process by the request router, which runs in
-another thread, and then pickled to a replica, without its ``Progress``.
+another thread, and then pickled to a replica, without its ``DecisionLink``.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Report = Callable[[str, int | None], None]
 """Called with ``first_token``, ``finished`` or ``failed``, and the cached tokens if known."""
 
 
-class Progress:
+class DecisionLink:
     """Links a call in the ingress to its decision in the request router.
 
     Attributes:
@@ -28,7 +28,7 @@ class Progress:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without state."""
-        return Progress, ()
+        return DecisionLink, ()
 
     def decided(self, decision: Decision, report: Report) -> None:
         """Set the decision; it has failed if the call has ended already."""
@@ -52,7 +52,7 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Call:
+class RayCall:
     """An HTTP request.
 
     Attributes:
@@ -71,11 +71,11 @@ class Call:
     body: bytes
     route_request: RouteRequest | None = None
     is_comparable: bool = True
-    progress: Progress = field(default_factory=Progress)
+    progress: DecisionLink = field(default_factory=DecisionLink)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseHead:
     """Status and headers, which a replica sends first."""
 
     status: int

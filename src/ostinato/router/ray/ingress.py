@@ -20,9 +20,9 @@ from ostinato.core.identity import derive_salt
 from ostinato.protocol.lenient import ROUTED_PATHS
 from ostinato.router.process.headers import routing_headers, session_of
 from ostinato.router.process.tokenizer import LocalTokenizer
-from ostinato.router.process.tokens import PromptTokens
+from ostinato.router.process.tokens import RoutingTokenizer
 from ostinato.router.process.usage_sniffer import UsageSniffer
-from ostinato.router.ray.call import Call, Head, Progress
+from ostinato.router.ray.call import DecisionLink, RayCall, ResponseHead
 from ostinato.server.access.callers import AnyCaller, KeyedCallers
 from ostinato.server.errors import ApiError, api_error, body_of, body_too_long
 
@@ -52,7 +52,7 @@ class Ingress:
             tokenizer = LocalTokenizer(model)
         except ConfigError as error:
             logger.warning("prompts are compared by characters: %s", error)
-        self._tokens = PromptTokens({}, tokenizer)
+        self._tokens = RoutingTokenizer({}, tokenizer)
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request."""
@@ -78,7 +78,7 @@ class Ingress:
         headers.append((b"host", b"127.0.0.1"))
         headers.append((b"content-length", b"%d" % len(body)))
         query = f"?{request.url.query}" if request.url.query else ""
-        call = Call(method, path + query, headers, body)
+        call = RayCall(method, path + query, headers, body)
         if path in ROUTED_PATHS:
             prompt = await self._tokens.read(path, body, caller.tenant)
             call.is_comparable = prompt.is_whole
@@ -89,7 +89,7 @@ class Ingress:
             )
         return await self._send(call)
 
-    async def _answered(self, call: Call) -> tuple[Call, Any, Head]:
+    async def _answered(self, call: RayCall) -> tuple[RayCall, Any, ResponseHead]:
         """Return an answer that has begun, after trying other replicas if one dies before.
 
         Raises:
@@ -101,17 +101,17 @@ class Ingress:
                 head = await anext(aiter(answer))
             except RayActorError:
                 call.progress.ended()
-                call = replace(call, progress=Progress())
+                call = replace(call, progress=DecisionLink())
             except BaseException:
                 call.progress.ended()
                 raise
             else:
-                assert isinstance(head, Head), "a replica sends the head first"
+                assert isinstance(head, ResponseHead), "a replica sends the head first"
                 return call, answer, head
         message = "the engines that had this request were lost: try again soon"
         raise ApiError(503, message, code="no_worker", headers={"Retry-After": "1"})
 
-    async def _send(self, call: Call) -> Response:
+    async def _send(self, call: RayCall) -> Response:
         """Send a call to a replica, and return its response."""
         call, answer, head = await self._answered(call)
         response = StreamingResponse(_relay(call, answer, head.status), head.status)
@@ -121,7 +121,7 @@ class Ingress:
         return response
 
 
-async def _relay(call: Call, answer: Any, status: int) -> AsyncIterator[bytes]:
+async def _relay(call: RayCall, answer: Any, status: int) -> AsyncIterator[bytes]:
     """Forward an answer, and report its progress to the request router."""
     peek = UsageSniffer()
     try:

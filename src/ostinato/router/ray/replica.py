@@ -13,7 +13,7 @@ import ray
 import zmq
 import zmq.asyncio
 
-from ostinato.router.ray.call import Call, Head
+from ostinato.router.ray.call import RayCall, ResponseHead
 from ostinato.server.app import create_app
 from ostinato.server.config import ServerConfig
 from ostinato.server.lifecycle import open_state
@@ -46,7 +46,7 @@ class EngineReplica:
         self._snapshots.bind(anywhere)
         self._serving: asyncio.Task[None] | None = None
 
-    async def respond(self, call: Call) -> AsyncIterator[Head | bytes]:
+    async def respond(self, call: RayCall) -> AsyncIterator[ResponseHead | bytes]:
         """Answer a call: first the head, then pieces of the body."""
         pieces: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(_MAX_PIECES)
         incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -62,7 +62,7 @@ class EngineReplica:
         try:
             while (message := await pieces.get())["type"] != "end":
                 if message["type"] == "http.response.start":
-                    yield Head(message["status"], list(message["headers"]))
+                    yield ResponseHead(message["status"], list(message["headers"]))
                 elif message.get("body"):
                     yield message["body"]
             await task
@@ -112,7 +112,7 @@ def _node_address() -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _scope(call: Call) -> dict[str, Any]:
+def _scope(call: RayCall) -> dict[str, Any]:
     """Return the ASGI scope of a call."""
     parts = urlsplit(call.path)
     return {

@@ -24,9 +24,9 @@ import zmq.asyncio
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from ostinato.router.policy import Decision, Router, RouterConfig, RouteRequest
-from ostinato.router.process.kv_feed import Endpoints, KVFeeds, Snapshot
+from ostinato.router.process.kv_feed import Endpoints, KVFeeds, WorkerSnapshot
 from ostinato.router.process.routing_fields import RoutingFields
-from ostinato.router.ray.call import Call, Progress
+from ostinato.router.ray.call import DecisionLink, RayCall
 
 logger = logging.getLogger("ostinato")
 
@@ -123,7 +123,7 @@ class PrefixRequestRouter(RequestRouter):
             result.add_done_callback(lambda _: report("finished", None))
 
     def _decide(
-        self, request: RouteRequest, others: Iterable[str], progress: Progress | None
+        self, request: RouteRequest, others: Iterable[str], progress: DecisionLink | None
     ) -> Decision:
         """Decide, and undo an earlier decision for the same call."""
         if progress is not None and progress.decision is not None:
@@ -152,10 +152,10 @@ def _name(replica_id: ReplicaID) -> str:
     return str(replica_id.unique_id)
 
 
-def _find_prompt(arguments: Iterable[Any]) -> tuple[RouteRequest, Progress | None] | None:
+def _find_prompt(arguments: Iterable[Any]) -> tuple[RouteRequest, DecisionLink | None] | None:
     """Return the router's view of a call; None if no argument has a prompt."""
     for each in arguments:
-        if isinstance(each, Call):
+        if isinstance(each, RayCall):
             return None if each.route_request is None else (each.route_request, each.progress)
         fields = each if isinstance(each, dict) else getattr(each, "__dict__", {})
         messages, text = fields.get("messages"), fields.get("prompt")
@@ -167,7 +167,7 @@ def _find_prompt(arguments: Iterable[Any]) -> tuple[RouteRequest, Progress | Non
     return None
 
 
-async def _snapshot(endpoint: str | None) -> Snapshot | None:
+async def _snapshot(endpoint: str | None) -> WorkerSnapshot | None:
     """Fetch a snapshot from a replica."""
     if endpoint is None:
         return None
@@ -177,7 +177,7 @@ async def _snapshot(endpoint: str | None) -> Snapshot | None:
         async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
             await socket.send(b"")
             sequence, payload = await socket.recv_multipart()
-            return Snapshot(int.from_bytes(sequence, "big"), payload)
+            return WorkerSnapshot(int.from_bytes(sequence, "big"), payload)
     except TimeoutError:
         logger.warning("%s sent no snapshot within %g s", endpoint, _SNAPSHOT_TIMEOUT_S)
         return None

@@ -32,7 +32,7 @@ from ostinato.runner.attention.backend import AttentionBackend, AttentionStep, A
 from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.kv.kv_store import KVStore, LayerKV, StoreShape
 from ostinato.runner.native.checks import fill_rows
-from ostinato.runner.native.ctypes_api import STEP_FAULTS, Attention, Plan, Rules, Tables
+from ostinato.runner.native.ctypes_api import STEP_FAULTS, AttentionArgs, PlanArgs, Rules, Tables
 from ostinato.runner.native.library import Isa, attention_isa
 from ostinato.runner.native.store import NativeKVStore
 from ostinato.runner.settings import ReadOnce
@@ -106,7 +106,7 @@ def plan_rules(limits: NativeLimits, kind: PlanKind, read_once: ReadOnce) -> Rul
     return rules
 
 
-class StepTables:
+class NativeTables:
     """The block tables of a step for the library.
 
     Attributes:
@@ -142,12 +142,12 @@ class NativePlan:
         section_keys: Tokens per section.
     """
 
-    laid: Plan
+    laid: PlanArgs
     memory: npt.NDArray[np.uint8]
     section_keys: int
 
 
-def plan_native(native: ctypes.CDLL, step: StepTables, rules: Rules) -> NativePlan:
+def plan_native(native: ctypes.CDLL, step: NativeTables, rules: Rules) -> NativePlan:
     """Plan how a step is read.
 
     Args:
@@ -158,7 +158,7 @@ def plan_native(native: ctypes.CDLL, step: StepTables, rules: Rules) -> NativePl
     Raises:
         ValueError: Tables are too short for their sequences, or contain invalid blocks.
     """
-    laid, size = Plan(), _INITIAL_BYTES
+    laid, size = PlanArgs(), _INITIAL_BYTES
     while True:
         memory = np.empty(size, dtype=np.uint8)
         needed = native.ost_make_plan(
@@ -224,8 +224,8 @@ class NativeStep(AttentionStep):
         self.slots, self.sources, self.targets = store.check_slots(
             metadata.slots, metadata.copy_sources, metadata.copy_targets
         )
-        self._tables = StepTables(metadata, store.num_blocks + 1)
-        self._calls: dict[tuple[int | None, int, LayerKV, bool], Attention] = {}
+        self._tables = NativeTables(metadata, store.num_blocks + 1)
+        self._calls: dict[tuple[int | None, int, LayerKV, bool], AttentionArgs] = {}
         self._kept: list[object] = []  # what the calls point to
 
     def attend(
@@ -257,7 +257,7 @@ class NativeStep(AttentionStep):
 
     def of_kind(
         self, layer: int, num_heads: int, window: int | None, rows: Ints | None = None
-    ) -> Attention:
+    ) -> AttentionArgs:
         """Return the arguments that all layers of a kind share in this step.
 
         Args:
@@ -280,7 +280,7 @@ class NativeStep(AttentionStep):
             shape = laid.num_partials, num_heads, kept.value_dim + 2
             partials = np.empty(shape, dtype=np.float32)
             self._kept += plan, partials
-            self._calls[kind] = Attention(
+            self._calls[kind] = AttentionArgs(
                 arrays=laid.arrays,
                 partials=partials.ctypes.data,
                 num_heads=num_heads,
@@ -304,7 +304,7 @@ class NativeStep(AttentionStep):
         rules = plan_rules(self._backend.limits, kind, self._backend.read_once)
         tables = self._tables
         if rows is not None:
-            tables = StepTables(self.metadata.at_rows(rows), self.store.num_blocks + 1)
+            tables = NativeTables(self.metadata.at_rows(rows), self.store.num_blocks + 1)
         return plan_native(self._backend.native, tables, rules)
 
 

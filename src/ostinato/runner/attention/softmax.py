@@ -28,7 +28,7 @@ def unfold_heads(folded: Tensor, num_heads: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartialSoftmax:
     """Attention of some rows over some of the keys.
 
     Attributes:
@@ -40,7 +40,7 @@ class Part:
     log_sum: Tensor
 
     @classmethod
-    def empty(cls, queries: Tensor, value_dim: int, sinks: Tensor | None) -> "Part":
+    def empty(cls, queries: Tensor, value_dim: int, sinks: Tensor | None) -> "PartialSoftmax":
         """Return attention over no keys but sinks, which have weight and no value.
 
         In float32 or wider.
@@ -53,7 +53,7 @@ class Part:
         return cls(mean, log_sum)
 
     @classmethod
-    def of_tile(cls, scores: Tensor, values: Tensor, num_heads: int) -> "Part":
+    def of_tile(cls, scores: Tensor, values: Tensor, num_heads: int) -> "PartialSoftmax":
         """Return attention over a tile of keys, of which a row may see none.
 
         Args:
@@ -65,7 +65,7 @@ class Part:
         weights = scores.sub_(_finite(log_sum)).exp_()
         return cls(unfold_heads(weights @ values, num_heads), unfold_heads(log_sum, num_heads))
 
-    def add(self, rows: Tensor, part: "Part") -> None:
+    def add(self, rows: Tensor, part: "PartialSoftmax") -> None:
         """Merge attention over other keys, of each of some rows, shape (num_rows,), in place."""
         before = self.log_sum[rows]
         after = torch.logaddexp(before, part.log_sum)

@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ostinato.runner.attention.backend import AttentionBackend, AttentionStep, AttentionStyle
 from ostinato.runner.attention.reads import Read, ReadLimits, ReadPlans, SharingCost
-from ostinato.runner.attention.softmax import Part, fold_heads, unfold_heads
+from ostinato.runner.attention.softmax import PartialSoftmax, fold_heads, unfold_heads
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv.kv_store import KVStore
 from ostinato.runner.kv.plain_store import PlainKVStore
@@ -122,7 +122,7 @@ class TorchStep(AttentionStep):
             else:
                 tiled.append(read)
         if tiled:
-            whole = Part.empty(queries, output.shape[2], style.sinks)
+            whole = PartialSoftmax.empty(queries, output.shape[2], style.sinks)
             for read in tiled:
                 for part in self._tiles(layer, read, queries, style, limits):
                     whole.add(read.rows, part)
@@ -165,7 +165,7 @@ class TorchStep(AttentionStep):
 
     def _tiles(
         self, layer: int, read: Read, queries: Tensor, style: AttentionStyle, limits: ReadLimits
-    ) -> Iterator[Part]:
+    ) -> Iterator[PartialSoftmax]:
         """Attend tile by tile; sinks are ignored."""
         block_size = self.metadata.block_size
         num_kv_heads = self.store.spec.layers[layer].num_kv_heads
@@ -177,7 +177,7 @@ class TorchStep(AttentionStep):
             first = start * block_size
             seen = read.visible(style.window, first, first + keys.shape[1])
             scores = _scores(folded, keys, style, seen)
-            yield Part.of_tile(scores, values, queries.shape[1])
+            yield PartialSoftmax.of_tile(scores, values, queries.shape[1])
 
     def _gather(
         self, layer: int, read: Read, dtype: torch.dtype, start: int = 0, stop: int | None = None

@@ -31,7 +31,7 @@ SETTLED_NS = 2 * 10**9
 """A file that changed less than so long ago may change again without another time."""
 
 
-class Stopped(Exception):
+class LoadStopped(Exception):
     """The load ended early, so the fingerprint is not needed."""
 
 
@@ -46,7 +46,7 @@ def fingerprinting(checkpoint: Path, weights: Sequence[Path]) -> Iterator[Callab
 
     def piece_read() -> None:
         if is_over.is_set():
-            raise Stopped
+            raise LoadStopped
 
     with ThreadPoolExecutor(1, "ostinato-fingerprint") as threads:
         try:

@@ -139,7 +139,7 @@ class FeedForward:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModuleCall:
     """Modules of ``transformers`` that are called with the same rows; their outputs are added.
 
     Attributes:
@@ -246,7 +246,7 @@ class Mixture:
         return [*products, [(f"{self.path}.{self.router}{self.packed_router.suffix}", 0)]]
 
 
-Part = Attention | StateMixer | FeedForward | Mixture | Call
+Part = Attention | StateMixer | FeedForward | Mixture | ModuleCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +336,6 @@ class Decoder:
         return any(isinstance(part, StateMixer) for part in self.parts())
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[ModuleCall, ...]:
         """Modules that are called."""
-        return tuple(part for part in self.parts() if isinstance(part, Call))
+        return tuple(part for part in self.parts() if isinstance(part, ModuleCall))

@@ -29,7 +29,7 @@ from ostinato.runner.attention.backend import GroupedStep
 from ostinato.runner.attention.native_backend import NativeStep
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.arena import Arena
-from ostinato.runner.forward.decoder import Attention, Call, Decoder
+from ostinato.runner.forward.decoder import Attention, Decoder, ModuleCall
 from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, look_up_embeddings
 from ostinato.runner.forward.program import NativeSteps, Program, StepArguments, StepInput
 from ostinato.runner.forward.step_operations import ModuleCalls, StepOperations, width_in_arena
@@ -103,7 +103,9 @@ class FusedForward:
         """Wrap a decoder with packed weights; ``calls`` passes steps to modules that are called."""
         self.decoder, self._library, self._calls = decoder, library, calls
         like = torch.empty(0, dtype=decoder.head.weight.dtype)
-        kinds = {part.angles for part in decoder.parts() if isinstance(part, Attention | Call)}
+        kinds = {
+            part.angles for part in decoder.parts() if isinstance(part, Attention | ModuleCall)
+        }
         self._angles = {
             kind: Angles(decoder.rotary, like, kind)
             for kind in kinds

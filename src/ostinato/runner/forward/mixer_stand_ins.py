@@ -38,7 +38,7 @@ from ostinato.runner.forward.stand_ins import (
 )
 from ostinato.runner.native.scan import MAX_TAPS
 from ostinato.runner.states.mixers import bind_mixers
-from ostinato.runner.states.recurrence import Call, Recurrence
+from ostinato.runner.states.recurrence import MixerCall, Recurrence
 from ostinato.runner.states.recurrences import GatedDeltaRule, Mamba2Scan, ShortConvolution
 
 _LOG_RATES, _SHIFTS = "A_log", "dt_bias"
@@ -78,9 +78,9 @@ class _Carrying:
 
     def __init__(self, random: torch.Generator) -> None:
         self._random = random
-        self.calls: list[tuple[Recurrence, Call, Tensor]] = []
+        self.calls: list[tuple[Recurrence, MixerCall, Tensor]] = []
 
-    def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
+    def carry(self, layer: int, recurrence: Recurrence, call: MixerCall) -> Tensor:
         like = call["value"] if isinstance(recurrence, GatedDeltaRule) else call["hidden_states"]
         dtype = torch.float32 if isinstance(recurrence, Mamba2Scan) else like.dtype
         answer = random_rows(tuple(like.shape), dtype, self._random)

@@ -28,7 +28,7 @@ from ostinato.runner.forward.mixer_records import GatedNorm, Mixer, StepMixers
 from ostinato.runner.forward.ops import AddNorm, Gated, SplitHeads
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import within
-from ostinato.runner.native.ctypes_api import Attention as AttentionRecord
+from ostinato.runner.native.ctypes_api import AttentionArgs as AttentionRecord
 from ostinato.runner.native.ctypes_api import Kv, Rows, int32s, int64s, pointers
 from ostinato.runner.native.packed import Product
 from ostinato.runner.native.store import NativeKVStore

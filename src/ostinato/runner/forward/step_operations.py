@@ -29,11 +29,11 @@ from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.decoder import (
     Attention,
     Branch,
-    Call,
     Decoder,
     DecoderLayer,
     FeedForward,
     Mixture,
+    ModuleCall,
     Part,
     Projection,
     StateMixer,
@@ -54,7 +54,7 @@ from ostinato.runner.forward.program import (
 )
 from ostinato.runner.forward.stand_ins import call_keywords
 from ostinato.runner.native.checks import fill_rows
-from ostinato.runner.native.ctypes_api import Attention as AttentionRecord
+from ostinato.runner.native.ctypes_api import AttentionArgs as AttentionRecord
 from ostinato.runner.native.ctypes_api import Rows
 from ostinato.runner.native.packed import Product, row_stride
 
@@ -92,7 +92,8 @@ class StepOperations:
         mixing = [
             part
             for part in decoder.parts()
-            if isinstance(part, Attention | StateMixer) or (isinstance(part, Call) and part.mixes)
+            if isinstance(part, Attention | StateMixer)
+            or (isinstance(part, ModuleCall) and part.mixes)
         ]
         self._last_mixing = mixing[-1] if mixing else None
         self._stream = arena.first_chunk("stream", self._width)
@@ -121,7 +122,7 @@ class StepOperations:
         held: list[tuple[Tensor, Branch]] = []  # the branches after it read the stream without
         for place, branch in enumerate(layer.branches):
             name = f"added {place}"
-            inputs = self._normed(branch.norm, isinstance(branch.part, Call | Mixture))
+            inputs = self._normed(branch.norm, isinstance(branch.part, ModuleCall | Mixture))
             rows = self._part(layer, branch.part, inputs, name)
             (held if layer.is_parallel else self._pending).append((rows, branch))
         self._pending += held
@@ -153,7 +154,7 @@ class StepOperations:
             mixed = self._called(part, inputs, name)
         if part is self._last_mixing and not self._on_logit_rows:
             mixed = self._narrow(mixed)
-        if isinstance(part, Call):
+        if isinstance(part, ModuleCall):
             return mixed
         if part.gating is not None:
             assert self._gates is not None, "gates of these rows"
@@ -208,7 +209,7 @@ class StepOperations:
         self._add(AddNorm.of(mixed, shared, None, None, None, part.shared_scale, gates))
         return mixed
 
-    def _called(self, part: Call, inputs: Tensor, name: str) -> Tensor:
+    def _called(self, part: ModuleCall, inputs: Tensor, name: str) -> Tensor:
         """Add the call of modules; ``inputs`` are the first chunk of a buffer for all rows."""
         inputs, output = self._arena.whole(inputs), self._rows(f"called {name}", self._width)
         on_logit_rows = self._on_logit_rows
@@ -225,7 +226,7 @@ class StepOperations:
         self._add(PythonCall(run))
         return output[: self._arena.rows_per_chunk]
 
-    def _keywords(self, part: Call, module: nn.Module) -> dict[str, Any]:
+    def _keywords(self, part: ModuleCall, module: nn.Module) -> dict[str, Any]:
         if not part.mixes:
             return {}
         step_input = self._arguments.step_input

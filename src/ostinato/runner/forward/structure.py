@@ -22,11 +22,11 @@ from ostinato.runner.experts.routers import family_of
 from ostinato.runner.forward.decoder import (
     Attention,
     Branch,
-    Call,
     Decoder,
     DecoderLayer,
     FeedForward,
     Mixture,
+    ModuleCall,
     Part,
     Projection,
     StateMixer,
@@ -232,7 +232,7 @@ class _Description:
             try:
                 return self._attention(index, module, layer_type)
             except Unknown as unknown:
-                return Call(layer, (name,), True, AngleKind(layer_type), str(unknown))
+                return ModuleCall(layer, (name,), True, AngleKind(layer_type), str(unknown))
         if getattr(module, "layer_idx", None) is None:
             return self._feed_forward(layer, (name,))
         try:
@@ -240,7 +240,7 @@ class _Description:
         except Unknown as unknown:
             angles = None if self._rotary is None else AngleKind(layer_type)
             reason = f"{type(module).__name__} carries a state, and {unknown}"
-            return Call(layer, (name,), True, angles, reason)
+            return ModuleCall(layer, (name,), True, angles, reason)
 
     def _state_mixer(self, module: nn.Module) -> StateMixer:
         if not self._has_library:
@@ -292,7 +292,7 @@ class _Description:
                 raise Unknown(f"no operation for {type(modules[0]).__name__}")
             return self._dense(modules[0])
         except Unknown as unknown:
-            return Call(layer, names, False, None, str(unknown))
+            return ModuleCall(layer, names, False, None, str(unknown))
 
     def _dense(self, module: nn.Module) -> FeedForward:
         """Describe a feed-forward part that computes every row."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.gpu.read_parts import PartLimits
 from ostinato.runner.gpu.read_planner import LayerKind, ReadPlanner
-from ostinato.runner.gpu.step_tables import ALIGNMENT, StepTables
+from ostinato.runner.gpu.step_tables import ALIGNMENT, DeviceTables
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv.kv_store import KVStore
 from ostinato.runner.kv.plain_store import PlainKVStore
@@ -196,7 +196,7 @@ def _to_device(arrays: Iterable[npt.NDArray[Any]], device: torch.device) -> tupl
     """Copy arrays to the device in one piece."""
     named = {str(index): array for index, array in enumerate(arrays)}
     num_bytes = sum(array.nbytes + ALIGNMENT for array in named.values())
-    return tuple(StepTables(device, num_bytes).put(named).values())
+    return tuple(DeviceTables(device, num_bytes).put(named).values())
 
 
 def padded(dim: int) -> int:

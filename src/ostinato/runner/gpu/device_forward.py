@@ -23,10 +23,10 @@ from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import (
     Attention,
     Branch,
-    Call,
     Decoder,
     FeedForward,
     Mixture,
+    ModuleCall,
     Part,
     Projection,
     sum_of,
@@ -155,10 +155,10 @@ class _Pass:
             return multiply(part.down, activated(part, multiply(part.gate_up, rows)))
         if isinstance(part, Mixture):
             return sum_of([each for each in (part.block, part.beside) if each is not None], rows)
-        assert isinstance(part, Call), "no operation of a CPU alone"
+        assert isinstance(part, ModuleCall), "no operation of a CPU alone"
         return sum_of(part.modules, rows, partial(self._keywords, part))
 
-    def _keywords(self, part: Call, module: nn.Module) -> dict[str, Any]:
+    def _keywords(self, part: ModuleCall, module: nn.Module) -> dict[str, Any]:
         if not part.mixes:
             return {}
         angles = None if part.angles is None else self._angles_of(part.angles)

@@ -36,7 +36,7 @@ from ostinato.runner.gpu.device_sampling import (
 from ostinato.runner.gpu.padding import MAX_PADDED_ROWS, pad, pad_parts, padded_rows, padded_size
 from ostinato.runner.gpu.read_planner import LayerKind, ReadPlanner
 from ostinato.runner.gpu.step_graphs import Capture, StepGraphs, StepTensors, cuda_capture
-from ostinato.runner.gpu.step_tables import Arrays, StepTables
+from ostinato.runner.gpu.step_tables import Arrays, DeviceTables
 from ostinato.runner.inputs import StepInputs
 from ostinato.runner.kv.kv_store import KVStore
 
@@ -107,7 +107,7 @@ class DeviceSteps:
         self._device = stores[0].device
         self._vocab = 0  # unknown until the first step
         self._kinds: tuple[tuple[LayerKind, ...], ...] | None = None  # likewise, by group
-        self.planner, self.tables = planner, StepTables(self._device)
+        self.planner, self.tables = planner, DeviceTables(self._device)
         if capture is None and self._device.type == "cuda":
             capture = cuda_capture(self._device)
         self.graphs = StepGraphs(capture)

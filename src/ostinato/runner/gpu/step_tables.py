@@ -28,7 +28,7 @@ _FIRST_BYTES = 2**20
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float64": torch.float64}
 
 
-class StepTables:
+class DeviceTables:
     """The buffers of all steps of a runner.
 
     Attributes:

@@ -32,7 +32,7 @@ from transformers import PreTrainedConfig
 
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
-from ostinato.runner.heads import Head, HeadedClass
+from ostinato.runner.heads import HeadedClass, ModelHead
 from ostinato.runner.images.vision_families import FAMILIES
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
         classes.reverse()  # the first would leave out the image encoder
     for auto in classes:
         if type(config) in auto._model_mapping:
-            head = Head.of(config)
+            head = ModelHead.of(config)
             return auto if head.kind == "tokens" else HeadedClass(auto, head)
     raise UnsupportedModel(f"transformers has no causal language model of type {config.model_type}")
 

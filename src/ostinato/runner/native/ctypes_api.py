@@ -73,7 +73,7 @@ class Rows(ctypes.Structure):
     _fields_ = (*pointers("data"), *int64s("token_stride", "head_stride"), *int32s("dtype"))
 
 
-class Attention(ctypes.Structure):
+class AttentionArgs(ctypes.Structure):
     """``ost_attention``: one layer's attention of one step."""
 
     _fields_ = (
@@ -114,7 +114,7 @@ class Rules(ctypes.Structure):
     )
 
 
-class Plan(ctypes.Structure):
+class PlanArgs(ctypes.Structure):
     """``ost_plan``: how a step is read."""
 
     _fields_ = (

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from ostinato.runner.states.recurrence import Call, Recurrence
+from ostinato.runner.states.recurrence import MixerCall, Recurrence
 from ostinato.runner.states.recurrences import RECURRENCES, LightningAttention
 from ostinato.runner.states.step import LayerStates
 
@@ -74,7 +74,7 @@ def _carried(
     names = tuple(inspect.signature(function).parameters)
 
     def carried(*arguments: Any, **keywords: Any) -> Any:
-        call = Call(function, arguments, keywords, names, siblings)
+        call = MixerCall(function, arguments, keywords, names, siblings)
         states = current()
         if states is None:
             return call.run()

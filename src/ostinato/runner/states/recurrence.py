@@ -12,7 +12,7 @@ State = Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class MixerCall:
     """A mixer's call of such a function.
 
     Attributes:
@@ -38,7 +38,7 @@ class Call:
         """Call the function, with some keywords added or replaced."""
         return self.function(*self.arguments, **{**self.keywords, **others})
 
-    def changed(self, change: Callable[[str, Any], Any]) -> "Call":
+    def changed(self, change: Callable[[str, Any], Any]) -> "MixerCall":
         """Return the call with ``change(name, value)`` in place of every argument."""
         pairs = zip(self.names, self.arguments, strict=False)
         return replace(
@@ -64,7 +64,7 @@ class Recurrence(ABC):
     gives_state: ClassVar[bool] = False
 
     @abstractmethod
-    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+    def chunk(self, call: MixerCall, state: State | None) -> tuple[Tensor, State]:
         """Compute some tokens of sequences of one length.
 
         Args:
@@ -75,11 +75,11 @@ class Recurrence(ABC):
             The output and the state after the last token.
         """
 
-    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
+    def step(self, call: MixerCall, states: State) -> tuple[Tensor, State]:
         """Compute one token of each of several sequences; like ``chunk``."""
         return self.chunk(call, states)
 
-    def step_slots(self, call: Call, states: Tensor, slots: Tensor) -> Tensor:
+    def step_slots(self, call: MixerCall, states: Tensor, slots: Tensor) -> Tensor:
         """Compute one token of each of several sequences on the states in their slots.
 
         Args:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ostinato.runner.native.scan import MAX_TAPS, Scan, convolve, native_for
-from ostinato.runner.states.recurrence import Call, Recurrence, State
+from ostinato.runner.states.recurrence import MixerCall, Recurrence, State
 
 
 class ShortConvolution(Recurrence):
@@ -34,7 +34,7 @@ class ShortConvolution(Recurrence):
     axes: ClassVar = {"hidden_states": 2}
     output_axis = 2
 
-    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+    def chunk(self, call: MixerCall, state: State | None) -> tuple[Tensor, State]:
         """Convolve with the earlier inputs; see ``Recurrence``."""
         inputs = call["hidden_states"]  # (num_sequences, num_channels, num_tokens)
         num_kept, num_tokens = call["weight"].shape[-1] - 1, inputs.shape[-1]
@@ -60,7 +60,7 @@ class GatedDeltaRule(Recurrence):
     gives_state = True
     recurrent: ClassVar = "torch_recurrent_gated_delta_rule"
 
-    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+    def chunk(self, call: MixerCall, state: State | None) -> tuple[Tensor, State]:
         """Compute in chunks of 64 tokens, natively if the inputs' format allows.
 
         See ``Recurrence``.
@@ -78,7 +78,7 @@ class GatedDeltaRule(Recurrence):
         output, after = call.run(initial_state=state, output_final_state=True)
         return output, after
 
-    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
+    def step(self, call: MixerCall, states: State) -> tuple[Tensor, State]:
         """Decay, update and read each matrix; see ``Recurrence``."""
         recurrent = replace(call, function=call.siblings[self.recurrent])
         output, after = recurrent.run(initial_state=states, output_final_state=True)
@@ -98,7 +98,7 @@ class Mamba2Scan(Recurrence):
     name = "mamba2_chunk_scan"
     axes: ClassVar = dict.fromkeys(("hidden_states", "dt", "B", "C"), 1)
 
-    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+    def chunk(self, call: MixerCall, state: State | None) -> tuple[Tensor, State]:
         """Compute in chunks of 64 tokens, natively if the inputs' format allows.
 
         See ``Recurrence``.
@@ -106,7 +106,7 @@ class Mamba2Scan(Recurrence):
         scanned = self._scanned(call, state)
         return scanned or call.run(initial_states=state, return_final_states=True)
 
-    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
+    def step(self, call: MixerCall, states: State) -> tuple[Tensor, State]:
         """Decay each state, add to it and read it; see ``Recurrence``.
 
         Time steps are limited here too, as in the model's forward without a cache. ``generate``
@@ -129,7 +129,7 @@ class Mamba2Scan(Recurrence):
         return _as_scanned(output)[:, None], states
 
     def _scanned(
-        self, call: Call, state: State | None, in_place: bool = False
+        self, call: MixerCall, state: State | None, in_place: bool = False
     ) -> tuple[Tensor, State] | None:
         """Compute natively; None if the inputs' format does not allow it."""
         inputs, dt, keys, queries = (call[name] for name in self.axes)
@@ -155,7 +155,7 @@ class MambaScan(Recurrence):
     axes: ClassVar = dict.fromkeys(("hidden_states", "dt", "B", "C", "z"), 2)
     output_axis = 2
 
-    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+    def chunk(self, call: MixerCall, state: State | None) -> tuple[Tensor, State]:
         """Scan token by token; see ``Recurrence``."""
         output, after = call.run(return_last_state=True)
         if state is None:
@@ -172,7 +172,7 @@ class MambaScan(Recurrence):
             read = read * functional.silu(call["z"])
         return _as_scanned(output + read), after + carried[:, :, -1]
 
-    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
+    def step(self, call: MixerCall, states: State) -> tuple[Tensor, State]:
         """Decay each state, add to it and read it; see ``Recurrence``."""
         inputs, dt, keys, queries = (call[n][..., 0] for n in ("hidden_states", "dt", "B", "C"))
         gate = call["z"]
@@ -198,7 +198,7 @@ class LightningAttention(Recurrence):
     axes: ClassVar = {"hidden_states": 1}
     gives_state = True
 
-    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+    def chunk(self, call: MixerCall, state: State | None) -> tuple[Tensor, State]:
         """Compute by blocks at the beginning of a sequence, later token by token."""
         cache = _LinearCache(state)
         output, after = call.run(past_key_values=cache)

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.inputs import AttentionMetadata, Ints
-from ostinato.runner.states.recurrence import Call, Recurrence
+from ostinato.runner.states.recurrence import MixerCall, Recurrence
 from ostinato.runner.states.store import StateShape, StateSpec, StateStore
 
 
 class LayerStates(Protocol):
     """Computes the functions of a model that carry a state."""
 
-    def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
+    def carry(self, layer: int, recurrence: Recurrence, call: MixerCall) -> Tensor:
         """Compute a layer's call for all sequences of a row; returns the row's output."""
 
 
@@ -50,7 +50,7 @@ class _Part:
     is_step: bool
     is_fresh: bool
 
-    def cut(self, call: Call, recurrence: Recurrence) -> Call:
+    def cut(self, call: MixerCall, recurrence: Recurrence) -> MixerCall:
         """Return the call for these rows only, with one sequence per slot."""
         shape = len(self.slots), self.length
 
@@ -83,7 +83,7 @@ class StateStep:
         self._parts = tuple(_parts(slots, metadata))
         self._calls: Counter[int] = Counter()
 
-    def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
+    def carry(self, layer: int, recurrence: Recurrence, call: MixerCall) -> Tensor:
         """Compute a layer's call; see ``LayerStates``.
 
         Effects: overwrites the states of the step's sequences in this layer.
@@ -93,7 +93,9 @@ class StateStep:
         outputs = [self._compute(part, recurrence, call, states) for part in self._parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, recurrence.output_axis)
 
-    def _compute(self, part: _Part, recurrence: Recurrence, call: Call, states: Tensor) -> Tensor:
+    def _compute(
+        self, part: _Part, recurrence: Recurrence, call: MixerCall, states: Tensor
+    ) -> Tensor:
         """Compute some rows, and store the states after them."""
         own = part.cut(call, recurrence)
         if part.is_step:
@@ -117,7 +119,7 @@ class StateRecorder:
         """The recorded states."""
         return StateSpec({layer: tuple(shapes) for layer, shapes in self._layers.items()})
 
-    def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
+    def carry(self, layer: int, recurrence: Recurrence, call: MixerCall) -> Tensor:
         """Compute a layer's call for one sequence without a state; see ``LayerStates``."""
         output, after = recurrence.chunk(call, None)
         if after is None:

@@ -14,7 +14,7 @@ from ostinato.runner.loading.streamed import Assembled
 from ostinato.runner.weight_cache.entry import Entry
 from ostinato.runner.weight_cache.facts import key_of
 from ostinato.runner.weight_cache.folder import remove_folder
-from ostinato.runner.weight_cache.recording import Recorder
+from ostinato.runner.weight_cache.recording import WeightRecorder
 from ostinato.runner.weight_cache.restoring import find_entry, index_of
 
 logger = logging.getLogger("ostinato")
@@ -50,9 +50,9 @@ class WeightCache:
         remove_folder(entry.folder)
 
     @contextmanager
-    def recording(self, entry: Entry | None) -> Iterator[Recorder]:
+    def recording(self, entry: Entry | None) -> Iterator[WeightRecorder]:
         """Return what writes an entry, unless there is one; it is discarded if loading fails."""
-        recorder = Recorder()
+        recorder = WeightRecorder()
         if entry is None:
             num_bytes = sum(file.stat().st_size for file in self._files)
             recorder.begin(num_bytes, self._max_bytes)
@@ -63,7 +63,7 @@ class WeightCache:
 
     def publish(
         self,
-        recorder: Recorder,
+        recorder: WeightRecorder,
         built: Assembled,
         size: ModelSize,
         fingerprint: Callable[[], bytes],

@@ -34,7 +34,7 @@ MIN_BYTES = 2**26
 _SHAPES = "shapes"
 
 
-class Recorder:
+class WeightRecorder:
     """Writes a model's packed weights; what fails is logged, and has no other effect.
 
     Attributes:

@@ -25,7 +25,7 @@ CONNECTION = "ostinato.connection"
 """The extension of a request's scope by which streams see their connection."""
 
 
-class Connection(Protocol):
+class StreamConnection(Protocol):
     """What a stream needs to know of its connection."""
 
     @property
@@ -69,7 +69,7 @@ class Backlog:
         tenant_of: Callable[[], str],
     ) -> None:
         """Start empty; the tenant is looked up when the first byte waits."""
-        self._connection: Connection | None = scope.get("extensions", {}).get(CONNECTION)
+        self._connection: StreamConnection | None = scope.get("extensions", {}).get(CONNECTION)
         self._send, self._unread, self._tenant_of = send, unread, tenant_of
         self._tenant = ""
         self._waiting = bytearray()

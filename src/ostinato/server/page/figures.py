@@ -13,7 +13,7 @@ from ostinato.engine.loop.snapshot import Snapshot
 from ostinato.errors import EngineStopped
 from ostinato.observe.introspection import BlockState
 from ostinato.server.telemetry.observer import Observer, PromptTokens, ServedRequest
-from ostinato.server.telemetry.tenant_usage import HISTORY_S, Account, FirstToken
+from ostinato.server.telemetry.tenant_usage import HISTORY_S, FirstToken, TenantCounters
 
 MAX_DOTS = 400
 """Requests in the chart of first tokens."""
@@ -74,13 +74,13 @@ def token_counts(prompt: PromptTokens) -> dict[str, Any]:
     return {**asdict(prompt), "prompt": prompt.total, "hit_ratio": prompt.hit_share}
 
 
-def totals(account: Account) -> dict[str, Any]:
+def totals(account: TenantCounters) -> dict[str, Any]:
     """Return totals since the server started."""
     counts = {"requests": account.num_requests, "output": account.output_tokens}
     return counts | token_counts(account.prompt) | {"saved": account.prompt.hit}
 
 
-def recent(account: Account, now_s: float, seconds: int) -> PromptTokens:
+def recent(account: TenantCounters, now_s: float, seconds: int) -> PromptTokens:
     """Return totals of the last seconds."""
     total = PromptTokens()
     for second in account.seconds.values():
@@ -89,7 +89,7 @@ def recent(account: Account, now_s: float, seconds: int) -> PromptTokens:
     return total
 
 
-def history(account: Account, now_s: float) -> dict[str, Any]:
+def history(account: TenantCounters, now_s: float) -> dict[str, Any]:
     """List seconds with activity: how long ago, and tokens by origin."""
     rows = [
         [int(now_s) - second.number, *astuple(second.prompt)]
@@ -124,7 +124,7 @@ def percentiles(values: list[float]) -> list[float] | None:
     return [round(ordered[min(len(ordered) - 1, int(len(ordered) * p))], 6) for p in PERCENTILES]
 
 
-def generated(account: Account, now_s: float) -> dict[str, Any]:
+def generated(account: TenantCounters, now_s: float) -> dict[str, Any]:
     """Return generated tokens per second, and percentiles of the inter-token latency.
 
     A second is counted when it is over; rows are seconds ago and tokens, or percentiles.
@@ -149,7 +149,7 @@ def generated(account: Account, now_s: float) -> dict[str, Any]:
     }
 
 
-def ended_requests(account: Account, now_s: float) -> list[dict[str, Any]]:
+def ended_requests(account: TenantCounters, now_s: float) -> list[dict[str, Any]]:
     """List the latest requests, newest first."""
     rows = [asdict(request) for request in reversed(account.ended)]
     return [{"ago_s": now_s - row.pop("at_s"), **row} for row in rows]

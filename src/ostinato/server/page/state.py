@@ -45,7 +45,7 @@ from ostinato.server.state import ServerState, StateDep
 from ostinato.server.telemetry.engine_figures import FIGURES, GROUPS
 from ostinato.server.telemetry.engine_watch import EngineWatch
 from ostinato.server.telemetry.figures import shown
-from ostinato.server.telemetry.tenant_usage import Account, merge
+from ostinato.server.telemetry.tenant_usage import TenantCounters, merge
 
 router = APIRouter(include_in_schema=False)
 
@@ -160,7 +160,7 @@ async def _plugged(request: Request, caller: Caller) -> dict[str, Any] | None:
     return await comparison.look() if caller.may_administer else None
 
 
-def _tenants(accounts: dict[str, Account]) -> list[dict[str, Any]]:
+def _tenants(accounts: dict[str, TenantCounters]) -> list[dict[str, Any]]:
     """List tenants, most prompt tokens first."""
     ordered = sorted(accounts.items(), key=lambda item: -item[1].prompt.total)
     return [

@@ -109,7 +109,7 @@ class Second:
 
 
 @dataclass(slots=True)
-class Account:
+class TenantCounters:
     """Usage counters of one tenant.
 
     Attributes:
@@ -145,9 +145,9 @@ class Account:
         return self.seconds.get(number) or Second(number)
 
 
-def merge(accounts: Iterable[Account]) -> Account:
+def merge(accounts: Iterable[TenantCounters]) -> TenantCounters:
     """Sum accounts, second by second."""
-    total, firsts, ended = Account(), list[FirstToken](), list[EndedRequest]()
+    total, firsts, ended = TenantCounters(), list[FirstToken](), list[EndedRequest]()
     for account in accounts:
         total.num_requests += account.num_requests
         total.output_tokens += account.output_tokens
@@ -198,7 +198,7 @@ class TenantUsage(Observer):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start without accounts."""
-        self.accounts: dict[str, Account] = {}
+        self.accounts: dict[str, TenantCounters] = {}
         self._names: dict[bytes, str] = {}  # tenants by salt
         self._clock = clock
         self._unfinished: dict[str, Progress] = {}
@@ -244,7 +244,7 @@ class TenantUsage(Observer):
         for progress in self._unfinished.values():
             self._count_new(progress, self._account(progress.record))
 
-    def _count_new(self, progress: Progress, account: Account) -> None:
+    def _count_new(self, progress: Progress, account: TenantCounters) -> None:
         """Count new tokens and gaps, each in its second."""
         record, gaps = progress.record, progress.record.gaps_s[progress.num_gaps :]
         new_tokens = record.num_generated - progress.num_tokens
@@ -265,13 +265,13 @@ class TenantUsage(Observer):
         self._names = {salt: name for salt, name in self._names.items() if name != tenant}
         return self.accounts.pop(tenant, None) is not None
 
-    def _account(self, record: ServedRequest) -> Account:
+    def _account(self, record: ServedRequest) -> TenantCounters:
         name = record.tenant_name
         if name not in self.accounts and len(self.accounts) >= MAX_TENANTS:
             name = OTHERS
         account = self.accounts.get(name)
         if account is None:
-            account = self.accounts[name] = Account()
+            account = self.accounts[name] = TenantCounters()
         return account
 
 

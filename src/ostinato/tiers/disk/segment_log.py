@@ -21,9 +21,9 @@ from ostinato.tiers.folder import Folder
 from ostinato.tiers.port import Buffer, Extent
 from ostinato.tiers.record import (
     ALIGNMENT,
-    Header,
-    Lease,
     Names,
+    RecordHeader,
+    RecordLease,
     encode,
     lease_slot,
     parse,
@@ -131,7 +131,7 @@ class SegmentLog:
         """Set leases durably; OSError if the medium fails."""
         touched = set[Segment]()
         for record in records:
-            lease = Lease(record.lease.turn + 1, keep_until, refresh_s)
+            lease = RecordLease(record.lease.turn + 1, keep_until, refresh_s)
             place, slot = lease_slot(lease, record.header.salt)
             assert record.segment is not None, "an evicted record is not findable"
             record.segment.file.write([slot], record.offset + place)
@@ -322,7 +322,7 @@ class SegmentLog:
         offset = self._write(active, [fresh, blocks], header)
         return replace(record, segment=active, offset=offset, num_indexed=0)
 
-    def _write(self, segment: Segment, buffers: list[Buffer], header: Header) -> int:
+    def _write(self, segment: Segment, buffers: list[Buffer], header: RecordHeader) -> int:
         """Append a record to a segment; returns its offset there."""
         offset = segment.append(buffers, header.record_bytes)
         self.written_bytes += header.total_bytes

@@ -35,8 +35,8 @@ from ostinato.tiers.record import (
     FIXED_BYTES,
     MAGIC,
     MARK,
-    Header,
-    Lease,
+    RecordHeader,
+    RecordLease,
     aligned,
     filler,
     header_length,
@@ -82,10 +82,10 @@ class Record(Retained):
         erased: Its bytes are overwritten, or about to be.
     """
 
-    header: Header
+    header: RecordHeader
     segment: "Segment | None"
     offset: int
-    lease: Lease = field(default_factory=Lease)
+    lease: RecordLease = field(default_factory=RecordLease)
     tokens: bytes = b""
     digests: list[bytes] = field(default_factory=list)
     num_indexed: int = 0
@@ -275,7 +275,7 @@ class Segment:
         ]
         self._heal(places)
 
-    def headers(self) -> Iterator[tuple[int, Header]]:
+    def headers(self) -> Iterator[tuple[int, RecordHeader]]:
         """Yield the intact headers, in order of their offsets."""
         size, offset = self.file.size(), ALIGNMENT
         while offset + FIXED_BYTES <= size:
@@ -286,7 +286,7 @@ class Segment:
             else:
                 offset = self._next_magic(offset + ALIGNMENT, size)
 
-    def _header(self, offset: int) -> Header | None:
+    def _header(self, offset: int) -> RecordHeader | None:
         start = _read(self.file, offset, _READ_BYTES)
         length = header_length(start)
         if length > len(start):
@@ -305,7 +305,7 @@ class Segment:
             offset += _SEARCH_BYTES
         return size
 
-    def _is_durable(self, offset: int, header: Header) -> bool:
+    def _is_durable(self, offset: int, header: RecordHeader) -> bool:
         if offset + header.total_bytes <= self.durable or header.kind != EXTENT:
             return True
         start, width = offset + header.header_bytes, header.stored_block_bytes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.tiers.byte_store import ByteStore
 from ostinato.tiers.port import LoadFault, Prefix
-from ostinato.tiers.record import Header, header_length, parse
+from ostinato.tiers.record import RecordHeader, header_length, parse
 
 MAX_EXTENT_BYTES, MAX_EXTENT_BLOCKS = 8 << 20, 64
 """Larger extents are refused, unless they are one block."""
@@ -31,7 +31,7 @@ class RemoteExtent:
     """
 
     place: str
-    header: Header
+    header: RecordHeader
     first: int
     key: bytes | None
 
@@ -54,7 +54,7 @@ class PrefixSearch:
     ) -> None:
         self.key, self.place = key, place
         self._store, self._prefix = store, prefix
-        self._extents = dict[int, tuple[str, Header, bytes]]()
+        self._extents = dict[int, tuple[str, RecordHeader, bytes]]()
 
     def run(self, block: int) -> list[tuple[RemoteExtent, int]]:
         """Return extents from a block on, each with its number of matching blocks.
