@@ -20,7 +20,7 @@ from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResul
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate
 from ostinato.sched.step_planner import Drafts, StepCosts, StepPlanner
-from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder, RequestTable, SearchBranch
+from ostinato.sched.waiting_queue import Branch, FirstComeFirstServed, MakeOrder, RequestTable
 
 
 class Scheduler:
@@ -258,9 +258,7 @@ class Scheduler:
             *(SequenceUpdate(branch.sequence) for branch in branches[:1]),
         ]
 
-    def _branches(
-        self, sequences: list[Sequence], chosen: list[tuple[int, int]]
-    ) -> list[SearchBranch]:
+    def _branches(self, sequences: list[Sequence], chosen: list[tuple[int, int]]) -> list[Branch]:
         """Return how the rows of a search go on, in its order: the best of a row is itself."""
         used = {sequences[row].index for row, _ in chosen}
         free = (index for index in count() if index not in used)
@@ -268,7 +266,7 @@ class Scheduler:
         for row, token in chosen:
             parent = sequences[row]
             sequence = parent.twin(next(free), parent.seed) if row in seen else parent
-            branches.append(SearchBranch(parent, sequence, token))
+            branches.append(Branch(parent, sequence, token))
             if row not in seen and parent.table is None:
                 self.requests.wait(parent)
             seen.add(row)

@@ -94,7 +94,7 @@ by_arrival = attrgetter("rank")
 """What the waiting are sorted by: priority, then arrival."""
 
 
-class SearchBranch(NamedTuple):
+class Branch(NamedTuple):
     """The continuation of a searched sequence in the next step."""
 
     parent: Sequence  # whose tokens it has
@@ -121,7 +121,7 @@ class RequestTable:
         self.live: dict[RequestId, list[Sequence]] = {}
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.branches: list[SearchBranch] = []
+        self.branches: list[Branch] = []
         self.forked: list[Sequence] = []
         self.order = order
         self.cache = cache

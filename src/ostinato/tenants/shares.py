@@ -66,10 +66,8 @@ class TenantShares(BlockShares):
         }
         self._all = [self._common, *self._own.values()]
         self.policies = [account.policy for account in self._all]
-        self._used, self._unranked = (
-            set[BlockAccount](),
-            set[BlockAccount](),
-        )  # since counted; since ranked
+        self._used = set[BlockAccount]()  # since they were counted
+        self._unranked = set[BlockAccount]()  # since they were ranked
         self._num_takeable = 0  # of all accounts as counted
         self._heap: list[tuple[bool, int, int, BlockAccount]] = []  # within quota, tick, place
         self._num_places = 0

@@ -250,7 +250,7 @@ Part = Attention | StateMixer | FeedForward | Mixture | ModuleCall
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class ResidualBranch:
     """What is added to the residual stream.
 
     Attributes:
@@ -277,7 +277,7 @@ class DecoderLayer:
     """
 
     index: int
-    branches: tuple[Branch, ...]
+    branches: tuple[ResidualBranch, ...]
     is_parallel: bool = False
 
 

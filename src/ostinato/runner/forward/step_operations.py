@@ -28,7 +28,6 @@ from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.decoder import (
     Attention,
-    Branch,
     Decoder,
     DecoderLayer,
     FeedForward,
@@ -36,6 +35,7 @@ from ostinato.runner.forward.decoder import (
     ModuleCall,
     Part,
     Projection,
+    ResidualBranch,
     StateMixer,
     sum_of,
 )
@@ -86,7 +86,8 @@ class StepOperations:
         """Build them; ``calls`` passes a step to modules that are called."""
         self._decoder, self._calls, self._arena, self._arguments = decoder, calls, arena, arguments
         self._width = decoder.head.weight.num_columns
-        self._pending: list[tuple[Tensor, Branch]] = []  # added before the stream is read next
+        # Added before the stream is read next.
+        self._pending: list[tuple[Tensor, ResidualBranch]] = []
         self._gates: Tensor | None = None
         self._on_logit_rows = False
         mixing = [
@@ -119,7 +120,8 @@ class StepOperations:
         self._add(self.head)
 
     def _layer(self, layer: DecoderLayer) -> None:
-        held: list[tuple[Tensor, Branch]] = []  # the branches after it read the stream without
+        # The branches after it read the stream without these.
+        held: list[tuple[Tensor, ResidualBranch]] = []
         for place, branch in enumerate(layer.branches):
             name = f"added {place}"
             inputs = self._normed(branch.norm, isinstance(branch.part, ModuleCall | Mixture))

@@ -21,7 +21,6 @@ from ostinato.runner.experts.mixture import is_experts, why_unpacked_experts
 from ostinato.runner.experts.routers import family_of
 from ostinato.runner.forward.decoder import (
     Attention,
-    Branch,
     Decoder,
     DecoderLayer,
     FeedForward,
@@ -29,6 +28,7 @@ from ostinato.runner.forward.decoder import (
     ModuleCall,
     Part,
     Projection,
+    ResidualBranch,
     StateMixer,
 )
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles
@@ -217,11 +217,11 @@ class _Description:
 
         mixer = self._mixer(index, layer, mixers[0])
         before = norm(wiring.before_mixer)
-        branches = [Branch(before, mixer, norm(wiring.after_mixer), scale)]
+        branches = [ResidualBranch(before, mixer, norm(wiring.after_mixer), scale)]
         if feeds:
             own = before if len(norms) == 1 else norm(wiring.before_feed)
             part = self._feed_forward(layer, feeds)
-            branches.append(Branch(own, part, norm(wiring.after_feed), scale))
+            branches.append(ResidualBranch(own, part, norm(wiring.after_feed), scale))
         return DecoderLayer(index, tuple(branches), is_parallel)
 
     def _mixer(self, index: int, layer: nn.Module, name: str) -> Part:

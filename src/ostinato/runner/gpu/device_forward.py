@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import (
     Attention,
-    Branch,
     Decoder,
     FeedForward,
     Mixture,
     ModuleCall,
     Part,
     Projection,
+    ResidualBranch,
     sum_of,
 )
 from ostinato.runner.forward.embedding_and_rope import AngleKind
@@ -128,7 +128,7 @@ class _Pass:
         self._scale = 1.0
         self._angles: dict[str | None, tuple[Tensor, Tensor]] = {}
 
-    def add(self, addend: Tensor, branch: Branch) -> None:
+    def add(self, addend: Tensor, branch: ResidualBranch) -> None:
         """Note what a branch adds to the stream."""
         if branch.norm_after is not None:
             addend = add_norm(addend, None, 1.0, branch.norm_after)

@@ -28,12 +28,12 @@ from ostinato.runner.experts.routers import PackedRouter, Routing
 from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.decoder import (
     Attention,
-    Branch,
     Decoder,
     DecoderLayer,
     FeedForward,
     Mixture,
     Projection,
+    ResidualBranch,
     StateMixer,
 )
 from ostinato.runner.forward.embedding_and_rope import STATIC_ROPE, AngleKind, AngleLayout, Angles
@@ -49,7 +49,7 @@ from ostinato.runner.weight_cache.entry import EntrySource, Record
 _RECORDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(Decoder, DecoderLayer, Branch, Attention, FeedForward, Norm, HeadShape, Rope),
+        *(Decoder, DecoderLayer, ResidualBranch, Attention, FeedForward, Norm, HeadShape, Rope),
         *(AngleKind, AttentionStyle, Activation, RopeKind, AngleLayout),
         *(Routing, RouterFamily, Gating, KVSpec, LayerKV, StateShape),
         *(StateMixer, MixerShape, MixerWeights, RowGating),
