@@ -1,6 +1,5 @@
 """What loads what, seen from a fresh interpreter."""
 
-import gc
 import os
 import re
 import subprocess
@@ -9,8 +8,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-import ostinato
 
 ROOT = Path(__file__).parents[1]
 TENSOR_LIBRARIES = ("torch", "transformers")
@@ -60,16 +57,24 @@ def test_a_first_start_says_in_a_terminal_that_python_compiles(tmp_path: Path, i
 
 @pytest.mark.parametrize("is_enabled", [True, False])
 def test_garbage_collection_pauses_while_imports_run(is_enabled: bool):
-    """Afterwards it is as before, also when the import fails."""
-    before = gc.isenabled()
-    try:
-        (gc.enable if is_enabled else gc.disable)()
-        with pytest.raises(ImportError), ostinato.paused_collections():
-            assert not gc.isenabled()
-            raise ImportError
-        assert gc.isenabled() is is_enabled
-    finally:
-        (gc.enable if before else gc.disable)()
+    """Afterwards it is as before, and no collection walks what was imported until all is walked."""
+    program = f"""
+import gc, ostinato
+(gc.enable if {is_enabled} else gc.disable)()
+try:
+    with ostinato.paused_collections():
+        assert not gc.isenabled()
+        imported = [object()]
+        raise ImportError
+except ImportError:
+    assert gc.isenabled() is {is_enabled} and gc.get_freeze_count() == 0
+assert any(each is imported for each in gc.get_objects(generation=2))
+gc.freeze()
+with ostinato.paused_collections():
+    pass
+assert gc.get_freeze_count()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_no_module_of_the_heart_loads_a_tensor_library_nor_does_listing_public_names():

@@ -115,12 +115,18 @@ def announce_compilation(stderr: TextIO) -> None:
 
 @contextmanager
 def paused_collections() -> Iterator[None]:
-    """Import without garbage collections, each of which walks all of torch and frees nothing."""
+    """Import without garbage collections, each of which walks all of torch and frees nothing.
+
+    What was imported is then as old as can be, or the first collection would walk all of it.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if not gc.get_freeze_count():  # else frozen objects of the embedder would thaw
+            gc.freeze()
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 
