@@ -37,6 +37,13 @@ def test_openais_client_raises_its_own_errors(client: openai.OpenAI):
     assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "suffix")
 
 
+def test_a_value_outside_of_its_range_is_named_with_the_range(http: httpx.Client):
+    error = error_of(http.post("/v1/chat/completions", json={**CHAT, "max_tokens": -3}))
+
+    assert error["message"].startswith("max_tokens=-3: ")
+    assert "greater than or equal to 1" in error["message"]
+
+
 def test_an_unknown_field_is_refused_where_the_operator_wants_it(http: httpx.Client, state):
     strict = replace(state.config, strict_fields=True)
     with patch.object(state, "config", strict):

@@ -211,6 +211,9 @@ _CODES = {
     "json_invalid": "invalid_json",
     "unsupported_content": "unsupported_content",
 }
+_WITHOUT_VALUE = {"missing", "value_error", "unsupported_content", "json_invalid"}
+"""Kinds of errors that name the value themselves, or have none."""
+
 _MAX_SHOWN = 3
 
 
@@ -240,7 +243,10 @@ def describe_invalid(errors: Sequence[Any], body: Any) -> tuple[str, str | None,
         return f"unknown parameter {name!r:.200}: this server does not know it", param, code
     reasons = dict.fromkeys(_reason(error) for place, error in about if place == steps)
     message = "; or: ".join([*reasons][:_MAX_SHOWN])
-    return (f"{param}: {message}" if param else message), param, code
+    given = first.get("input")
+    is_shown = isinstance(given, str | int | float) and first["type"] not in _WITHOUT_VALUE
+    named = f"{param}={given!r:.100}" if is_shown else param
+    return (f"{named}: {message}" if param else message), param, code
 
 
 Steps = tuple[str | int, ...]
