@@ -25,7 +25,7 @@ class FairShare(RankedOrder):
 
     The bound on waiting is a tenant's, not a request's: the first of each tenant is
     overtaken by later ones of others ``max_overtakes`` times at most. If it were that of each
-    request, then a flood would be overdue as a whole after so many, and starve the others.
+    request, then a flood would be overdue as a whole after that many, and starve the others.
 
     Cost per step: O(requests that wait), and O(log tenants) for each that is tried.
     """

@@ -26,7 +26,7 @@ from ostinato.server.telemetry.observer import ServedRequest
 def hold_places(
     state: ServerState, caller: Caller, call: GenerateCall, num_calls: int = 1
 ) -> Iterator[None]:
-    """Admit so many calls together: all continuations count as running until the block is left.
+    """Admit ``num_calls`` calls together: their continuations count as running inside the block.
 
     Raises:
         ApiError: There is no room for all of them now (429) or ever (400), a priority is refused

@@ -138,7 +138,7 @@ def compare_drift(requests: Sequence[LoggedRequest], block_size: int) -> Compari
     """Compare each prompt's tokens with those of the turn that it continues.
 
     The comparison is of the requests with token ids, as sent and without the loss by answers that
-    were resent as other tokens; it concerns so many answers.
+    were resent as other tokens; its count is that of these answers.
 
     Cost: a look-up for each answer in each prompt.
     """

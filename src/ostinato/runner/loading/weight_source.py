@@ -59,14 +59,14 @@ class FileRange:
     on_read: Callable[[int], object] = lambda _: None
 
     def split(self, count: int) -> list["FileRange"]:
-        """Return so many parts of one size."""
+        """Return ``count`` parts of one size."""
         size = self.num_bytes // count
         return [FileRange(self.path, self.start + n * size, size) for n in range(count)]
 
     def read(
         self, first: int = 0, num_bytes: int | None = None, times: int = 1
     ) -> NDArray[np.uint8]:
-        """Return a copy of the bytes, or of some of them, which are read so many times in all.
+        """Return a copy of the bytes, or of some of them, which are read ``times`` times.
 
         Raises:
             BrokenCheckpoint: The file is shorter than it was.
