@@ -19,7 +19,7 @@ from ostinato.server.state import ServerState
 from tests.support.servers.servers import serving
 from tests.test_heart import ROOT, code_lines
 
-MAX_CODE_LINES = {"src": 64_277, "tests": 51_270, "benchmarks": 6_142}
+MAX_CODE_LINES = {"src": 64_286, "tests": 51_270, "benchmarks": 6_142}
 """Without blank lines, comments and docstrings, so that explaining costs nothing."""
 
 MAX_CHAT_CALLS, MAX_CHAT_FILES = 608, 83

@@ -10,7 +10,7 @@ from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.ids import BlockDigest
 from ostinato.engine.loop import kv_events_wire as wire
 from ostinato.observe import events
-from tests.engine.kv_events import kv_events_consumer as theirs
+from tests.engine.kv_events import kv_events_consumer as consumer
 
 ONE, TWO, THREE = (BlockDigest(bytes([n]) * 32) for n in (1, 2, 3))
 
@@ -135,11 +135,11 @@ def test_a_consumer_with_declarations_of_its_own_reads_every_field():
         events.BlockRemoved((THREE, TWO), Identity(), 1),
         events.AllCleared(),
     )
-    read = theirs.DECODER.decode(wire.BatchEncoder("GPU", (5,)).encode(batch(*told)))
-    assert read == theirs.KVEventBatch(
+    read = consumer.DECODER.decode(wire.BatchEncoder("GPU", (5,)).encode(batch(*told)))
+    assert read == consumer.KVEventBatch(
         ts=1.5,
         events=[
-            theirs.BlockStored(
+            consumer.BlockStored(
                 block_hashes=[TWO, THREE],
                 parent_block_hash=ONE,
                 token_ids=[7, 300, 70_000, 2**32 - 1],
@@ -152,8 +152,8 @@ def test_a_consumer_with_declarations_of_its_own_reads_every_field():
                 kv_cache_spec_kind="sliding_window",
                 kv_cache_spec_sliding_window=5,
             ),
-            theirs.BlockRemoved([THREE, TWO], "GPU", 1),
-            theirs.AllBlocksCleared(),
+            consumer.BlockRemoved([THREE, TWO], "GPU", 1),
+            consumer.AllBlocksCleared(),
         ],
         data_parallel_rank=None,
     )
@@ -162,14 +162,14 @@ def test_a_consumer_with_declarations_of_its_own_reads_every_field():
 def test_a_consumer_from_before_groups_reads_what_it_knows():
     """Older declarations end earlier; what follows is not theirs to read."""
 
-    class BlockStored(theirs.KVCacheEvent):
+    class BlockStored(consumer.KVCacheEvent):
         block_hashes: list[bytes | int]
         parent_block_hash: bytes | int | None
         token_ids: list[int]
         block_size: int
         lora_id: int | None
 
-    class OldBatch(theirs.EventBatch):
+    class OldBatch(consumer.EventBatch):
         events: list[BlockStored]
 
     [event] = msgspec.msgpack.decode(
@@ -180,8 +180,8 @@ def test_a_consumer_from_before_groups_reads_what_it_knows():
 
 def test_we_read_what_a_consumer_would_write():
     """Both sides mean the same bytes; defaults that are left out come back."""
-    event = theirs.BlockStored([TWO], None, [1, 2], 2, None, "CPU", None)
-    [read] = wire.decode(msgspec.msgpack.encode(theirs.KVEventBatch(2.0, [event]))).events
+    event = consumer.BlockStored([TWO], None, [1, 2], 2, None, "CPU", None)
+    [read] = wire.decode(msgspec.msgpack.encode(consumer.KVEventBatch(2.0, [event]))).events
     assert read == wire.BlockStored((TWO,), None, (1, 2), 2, None, "CPU", None)
 
 

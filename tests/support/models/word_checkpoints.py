@@ -92,12 +92,12 @@ def save_words(
                 drawn = torch.randperm(num_inputs, generator=random)
                 order = orders.setdefault((num_inputs, own), drawn)
                 groups = groups[order]
-            most = 2**bits
-            codes = torch.randint(0, most, (num_inputs, num_outputs), generator=random)
-            zeros = torch.randint(1, most, (num_groups, num_outputs), generator=random)
+            num_codes = 2**bits
+            codes = torch.randint(0, num_codes, (num_inputs, num_outputs), generator=random)
+            zeros = torch.randint(1, num_codes, (num_groups, num_outputs), generator=random)
             if is_symmetric:
-                zeros = torch.full_like(zeros, most // 2)
-            scales = (torch.rand(zeros.shape, generator=random) * 0.3 / most).half()
+                zeros = torch.full_like(zeros, num_codes // 2)
+            scales = (torch.rand(zeros.shape, generator=random) * 0.3 / num_codes).half()
             plain[name] = ((codes - zeros[groups]).double() * scales.double()[groups]).T
             layer = name.removesuffix("weight")
             weights[f"{layer}scales"] = scales

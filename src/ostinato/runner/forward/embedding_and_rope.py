@@ -61,9 +61,6 @@ class Lookup:
         """Return all rows of a table, in order."""
         return cls(table.contiguous(), np.arange(len(table)))
 
-    def __len__(self) -> int:
-        return len(self.places)
-
     def rows(self) -> Tensor:
         """Return a copy of the rows, shape (num_rows, width)."""
         return self.table.index_select(0, torch.from_numpy(self.places))

@@ -6,6 +6,7 @@ class of weights: each of them knows its shape, where its bytes are and how to r
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,7 +93,7 @@ def equal_ranges(ranges: Sequence[FileRange]) -> bool:
     return True
 
 
-class CheckpointWeight:
+class CheckpointWeight(ABC):
     """One weight of a checkpoint.
 
     Attributes:
@@ -109,16 +110,17 @@ class CheckpointWeight:
         """Read nothing."""
         self.shape, self.ranges = shape, ranges
 
+    @abstractmethod
     def plain(self, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return the weight, or its first rows; of experts, as many whole ones."""
-        raise NotImplementedError
 
     def codes(self, num_rows: int | None = None) -> Sequence[StoredRows]:
         """Return a weight that has a kind, or its first rows, to be read when it is packed.
 
-        Of experts, return the parts of as many whole ones, one after the other.
+        Of experts, return the parts of as many whole ones, one after the other. A weight without a
+        kind has no codes.
         """
-        raise NotImplementedError
+        return ()
 
     def embedding(self, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding that is smaller than the plain one; None if there is none."""

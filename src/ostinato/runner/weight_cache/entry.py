@@ -16,6 +16,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -199,6 +200,19 @@ class Entry:
                 raise ValueError(f"{name} is damaged")
 
 
+class EntryWeight(CheckpointWeight):
+    """A weight of an entry, mapped when it is read."""
+
+    def __init__(self, shape: tuple[int, ...], tensor: Callable[[], Tensor]) -> None:
+        """Read nothing; ``tensor`` maps it."""
+        super().__init__(shape)
+        self._tensor = tensor
+
+    def plain(self, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return the weight."""
+        return self._tensor()
+
+
 class EntrySource(WeightSource):
     """The weights of an entry, each mapped once; those that are packed have no numbers."""
 
@@ -206,7 +220,10 @@ class EntrySource(WeightSource):
         """Read nothing."""
         shapes, factors = entry.index["shapes"], entry.index.get(ROPE_FACTORS)
         super().__init__(
-            {name: CheckpointWeight(tuple(shape)) for name, shape in shapes.items()},
+            {
+                name: EntryWeight(tuple(shape), partial(entry.tensor, name))
+                for name, shape in shapes.items()
+            },
             None if factors is None else torch.tensor(factors),
         )
         self.index, self._entry = entry.index, entry
@@ -219,7 +236,7 @@ class EntrySource(WeightSource):
 
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return a weight that was not packed, mapped."""
-        return self._once(name, lambda: self._entry.tensor(name))
+        return self._once(name, partial(super().plain, name, dtype))
 
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding of a file's blocks, mapped; None if it is plain."""
